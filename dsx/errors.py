@@ -1,0 +1,33 @@
+"""The exceptions that dsx raises on purpose.
+
+Every message names the offending value, the limit it broke and the way out; `dsx.cli` prints it
+without a traceback. Anything else that escapes is a fault of ours and keeps its traceback.
+"""
+
+
+class DsxError(Exception):
+    """Base of all errors that a user can act on."""
+
+
+class SettingsError(DsxError):
+    """The settings file, or an override of it, asks for something that can't be done."""
+
+
+class DataError(DsxError):
+    """The corpus, the tokenizer or the prepared shards are missing, damaged or unsuitable."""
+
+
+class ModelError(DsxError):
+    """The model can't be split, loaded or exported as asked."""
+
+
+class ExchangeError(DsxError):
+    """The exchange between clusters failed or was refused."""
+
+
+class CheckpointError(DsxError):
+    """A checkpoint is missing, foreign, damaged or can't be used with the present settings."""
+
+
+class LaunchError(DsxError):
+    """Processes could not be started, or one of them failed."""

@@ -1,0 +1,67 @@
+"""What the outer engine needs from whatever joins the clusters.
+
+Two implementations: `InProcessExchange` (simulation, unit tests) and `TorchftExchange` (torchft
+membership, gloo transport). Both carry opaque bytes, so that the engine above gives the same bits
+over either.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Who takes part in a round: the same on every rank of every participating cluster."""
+
+    clusters: tuple[str, ...]
+    """Names in the order in which everybody sums."""
+    index: int
+    """This cluster's place in `clusters`."""
+
+    @property
+    def name(self) -> str:
+        return self.clusters[self.index]
+
+    def __len__(self) -> int:
+        return len(self.clusters)
+
+
+@dataclass
+class Traffic:
+    """Bytes this rank has moved over the slow link since the start of the process."""
+
+    sent: int = 0
+    received: int = 0
+
+
+class Exchange(Protocol):
+    """The ranks of equal (stage, replica) of all clusters: one *outer group*.
+
+    A round is `join`, any number of collectives, `commit`, always from the same thread. All
+    methods block. Every method raises `dsx.errors.ExchangeError` when a peer is lost or refused;
+    the round can then only be ended by `commit(False)`.
+    """
+
+    traffic: Traffic
+
+    def join(self, round_: int) -> Membership:
+        """Agree with the other clusters on who takes part in round `round_`."""
+        ...
+
+    def gather(self, payload: torch.Tensor) -> list[torch.Tensor]:
+        """Everybody's payload, in member order. Payloads: uint8, 1-D, on the CPU, any lengths."""
+        ...
+
+    def all_to_all(self, payloads: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Send `payloads[i]` to member i; returns what each member sent here, in member order."""
+        ...
+
+    def commit(self, succeeded: bool) -> bool:
+        """End the round. True when every rank of this cluster reported success."""
+        ...
+
+    def close(self) -> None:
+        """Leave for good and release sockets and threads."""
+        ...

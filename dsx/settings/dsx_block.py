@@ -1,0 +1,170 @@
+"""The `"dsx"` block of the settings file. The frame is fixed; fields may join it."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from dsx.settings.base import Block
+
+
+class ModelSettings(Block):
+    """Which model is trained, and what it starts from."""
+
+    config: dict[str, Any] | None = Field(
+        None, description="An HF model config as JSON, with its `model_type`; excludes `path`."
+    )
+    path: str | None = Field(
+        None, description="An HF model's name or folder, read for its config (and weights)."
+    )
+    init: Literal["scratch", "pretrained"] = Field(
+        "scratch", description="Start from random weights or from those at `path`."
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "ModelSettings":
+        if (self.config is None) == (self.path is None):
+            raise ValueError("give exactly one of `config` (a JSON object) and `path`")
+        if self.init == "pretrained" and self.path is None:
+            raise ValueError('`init: "pretrained"` reads weights and needs `path`')
+        if self.config is not None and "model_type" not in self.config:
+            raise ValueError('`config` needs "model_type", for example "llama"')
+        return self
+
+
+class PipelineSettings(Block):
+    """How a cluster splits the model."""
+
+    stages: int = Field(1, ge=1, description="Pipeline stages inside each cluster.")
+    partition: Literal["parameters", "uniform"] | list[int] = Field(
+        "parameters",
+        description="Balance stages by `parameters`, by layer count (`uniform`), or give the "
+        "number of layers of each stage.",
+    )
+    activation_checkpointing: bool = Field(
+        False, description="Recompute each layer in the backward pass instead of keeping it."
+    )
+
+
+class DataSettings(Block):
+    """The corpus and how it is cut."""
+
+    source: str | list[str] = Field(
+        "python-stdlib",
+        description="`python-stdlib`, text / jsonl / parquet files or globs, or a hub name.",
+    )
+    text_field: str = Field("text", description="The column that holds a document's text.")
+    seq_len: int = Field(256, ge=2, description="Tokens a training sequence predicts.")
+    heldout_fraction: float = Field(
+        0.01, gt=0, lt=0.5, description="Share of the documents kept for evaluation."
+    )
+    cache_dir: str = Field(
+        ".cache/dsx", description="Where prepared shards and trained tokenizers are kept."
+    )
+
+
+class TrainTokenizer(Block):
+    """A byte-level BPE trained on the corpus when the data is prepared."""
+
+    vocab_size: int = Field(4096, ge=257, description="Entries of the vocabulary.")
+
+
+class ScheduleSettings(Block):
+    """The inner learning rate as a closed formula of the inner step."""
+
+    type: Literal["cosine", "linear", "constant"] = Field(
+        "cosine", description="Shape of the decay after the warm-up."
+    )
+    warmup_steps: int = Field(0, ge=0, description="Inner steps of linear warm-up.")
+    min_ratio: float = Field(
+        0.1, ge=0, le=1, description="Last learning rate over the largest; unused by `constant`."
+    )
+
+
+class TrainingSettings(Block):
+    """How long to train and when to evaluate."""
+
+    steps: int = Field(..., ge=0, description="Inner steps per cluster; 0 only evaluates.")
+    schedule: ScheduleSettings = Field(
+        default_factory=ScheduleSettings, description="The inner learning-rate schedule."
+    )
+    eval_every: int = Field(
+        0, ge=0, description="Inner steps between evaluations of the shared weights; 0: at the end."
+    )
+    eval_batches: int = Field(16, ge=1, description="Held-out micro-batches per evaluation.")
+
+
+class OuterSettings(Block):
+    """The exchange between clusters (algorithm: DiLoCoX, arXiv 2506.21263)."""
+
+    local_steps: int = Field(20, ge=1, description="Inner steps per round (H).")
+    delay: int | Literal["auto", "round"] = Field(
+        "auto",
+        description="Inner steps of the next round after which this round's average is applied: "
+        "0 waits, `round` gives it a whole round, `auto` the fewest that the exchange fits into.",
+    )
+    own_share: Literal["none", "all", "mean"] = Field(
+        "all",
+        description="How much of its own update a cluster trains on while that is on the wire.",
+    )
+    lr: float = Field(0.7, gt=0, description="Outer learning rate (eta).")
+    momentum: float = Field(0.7, ge=0, lt=1, description="Outer Nesterov momentum (mu).")
+    min_clusters: int = Field(
+        1, ge=1, description="A round with fewer clusters than this is not committed."
+    )
+    start_clusters: int = Field(
+        1, ge=1, description="Clusters that must be present before the first step."
+    )
+    state_device: Literal["cpu", "accelerator"] = Field(
+        "cpu", description="Where shared weights and outer momentum live."
+    )
+    timeout_seconds: float = Field(
+        600.0, gt=0, description="An exchange that takes longer than this has failed."
+    )
+
+    @model_validator(mode="after")
+    def _delay_fits(self) -> "OuterSettings":
+        if isinstance(self.delay, int) and not 0 <= self.delay <= self.local_steps:
+            raise ValueError(
+                f"`delay` is {self.delay}, but a round has `local_steps` = {self.local_steps}; "
+                f'use 0 to {self.local_steps}, "auto" or "round"'
+            )
+        return self
+
+
+class CheckpointSettings(Block):
+    """When a run saves itself."""
+
+    every_rounds: int = Field(5, ge=0, description="Rounds between checkpoints; 0: at the end.")
+    keep: int = Field(2, ge=1, description="Newest checkpoints that are kept.")
+
+
+class TrackingSettings(Block):
+    """Where metrics go besides `RUN/metrics-CLUSTER.jsonl`."""
+
+    wandb: bool = Field(True, description="Log to wandb; offline without a key or a network.")
+    project: str = Field("dsx", description="The wandb project.")
+    entity: str | None = Field(None, description="The wandb user or team.")
+
+
+class DsxSettings(Block):
+    """Everything that DeepSpeed's own keys do not say."""
+
+    name: str = Field(..., min_length=1, description="The run's name; groups its wandb runs.")
+    run_dir: str = Field(..., min_length=1, description="Folder for everything the run leaves.")
+    seed: int = Field(0, ge=0, description="Seed of weights, data order and codecs.")
+    model: ModelSettings = Field(..., description="The model.")
+    pipeline: PipelineSettings = Field(
+        default_factory=PipelineSettings, description="Stages inside a cluster."
+    )
+    data: DataSettings = Field(default_factory=DataSettings, description="The corpus.")
+    tokenizer: str | TrainTokenizer = Field(
+        ..., description="An HF tokenizer's name or folder, or `{vocab_size}` to train one."
+    )
+    training: TrainingSettings = Field(..., description="Length, schedule, evaluation.")
+    outer: OuterSettings = Field(
+        default_factory=OuterSettings, description="The exchange between clusters."
+    )
+    checkpoint: CheckpointSettings = Field(
+        default_factory=CheckpointSettings, description="Checkpoints."
+    )
+    tracking: TrackingSettings = Field(default_factory=TrackingSettings, description="Tracking.")
