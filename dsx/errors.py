@@ -25,9 +25,17 @@ class ExchangeError(DsxError):
     """The exchange between clusters failed or was refused."""
 
 
+class ExchangeRefused(ExchangeError):
+    """A peer is not of this run, or no longer agrees with it: trying again won't help."""
+
+
 class CheckpointError(DsxError):
     """A checkpoint is missing, foreign, damaged or can't be used with the present settings."""
 
 
 class LaunchError(DsxError):
     """Processes could not be started, or one of them failed."""
+
+
+class TrackingError(DsxError):
+    """A run's metrics can't be written, or are missing or damaged."""

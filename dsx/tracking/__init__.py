@@ -1,0 +1,1 @@
+"""What a run leaves for people: metrics files, wandb, a progress display, a report."""
