@@ -1,0 +1,147 @@
+"""What is wrong with a settings file, in words: every problem with its key, limit and fix."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from dsx.errors import SettingsError
+from dsx.settings.base import Block, FieldError
+from dsx.settings.tree import blocks_at, explain_unknown, nearest_value
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: the full dotted key, and what to do about it."""
+
+    key: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.text}" if self.key else self.text
+
+
+def settings_error(source: str, problems: Sequence[Problem]) -> SettingsError:
+    """One error that lists all `problems` of the settings in `source`, a line each."""
+    if len(problems) == 1:
+        return SettingsError(f"{source}: {problems[0]}")
+    lines = "".join(f"\n  {problem}" for problem in problems)
+    return SettingsError(f"{source}: {len(problems)} problems{lines}")
+
+
+def show(value: object) -> str:
+    """A value as it stands in the file, shortened to what fits into a message."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def translate(error: ValidationError, raw: object, model: type[Block]) -> list[Problem]:
+    """pydantic's findings about `raw` as problems; several about one key become one."""
+    found: dict[str, list[str]] = {}
+    for item in error.errors(include_url=False):
+        key = _key_of(item["loc"], raw, missing=item["type"] == "missing")
+        cause = item.get("ctx", {}).get("error")
+        if isinstance(cause, FieldError):
+            found.setdefault(".".join((*key, cause.field)), []).append(cause.text)
+            continue
+        texts = found.setdefault(".".join(key), [])
+        text = _explain(item, key, raw, model)
+        if text not in texts:
+            texts.append(text)
+    return [Problem(key, _merge(texts)) for key, texts in found.items()]
+
+
+def _key_of(loc: Iterable[int | str], raw: object, missing: bool) -> tuple[str, ...]:
+    """The path inside the file: pydantic's location without the names of union members."""
+    parts = list(loc)
+    tail = [str(parts.pop())] if missing else []
+    path: list[str] = []
+    value = raw
+    for part in parts:
+        if isinstance(value, dict) and part in value:
+            value = value[part]
+            path.append(str(part))
+        elif isinstance(value, list | tuple) and isinstance(part, int):
+            value = value[part]
+            path[-1] += f"[{part}]"
+    return (*path, *tail)
+
+
+_EXPECTED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": 'a text in "quotes"',
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a JSON object {...}",
+    "model_type": "a JSON object {...}",
+    "model_attributes_type": "a JSON object {...}",
+}
+_LIMITS = {
+    "greater_than": ("greater than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+_WANTED = "expected "
+
+
+def _explain(item: Any, key: tuple[str, ...], raw: object, model: type[Block]) -> str:
+    kind, context, value = item["type"], item.get("ctx", {}), item["input"]
+    if kind == "extra_forbidden":
+        return explain_unknown(model, key)
+    if kind == "missing":
+        return _explain_missing(key, model)
+    if kind in _EXPECTED:
+        return f"is {show(value)}; {_WANTED}{_EXPECTED[kind]}{_type_advice(value)}"
+    if kind in _LIMITS:
+        words, name = _LIMITS[kind]
+        return f"is {show(value)}; it must be {words} {context[name]}"
+    if kind == "literal_error":
+        return f"is {show(value)}; {_WANTED}{context['expected']}{nearest_value(value, context)}"
+    if kind == "union_tag_invalid":
+        options = {"expected": context["expected_tags"]}
+        advice = nearest_value(context["tag"], options)
+        return f"is {show(value)}; its `type` must be one of {options['expected']}{advice}"
+    if kind == "union_tag_not_found":
+        return f'is {show(value)}; it needs a "type"'
+    if kind == "value_error":
+        return str(context["error"])
+    if kind in ("too_short", "string_too_short"):
+        return f"is {show(value)}; it must not be empty"
+    return f"is {show(value)}; {item['msg']}"
+
+
+def _explain_missing(key: tuple[str, ...], model: type[Block]) -> str:
+    for block in blocks_at(model, key[:-1]):
+        field = block.model_fields.get(key[-1])
+        if field is not None:
+            return f"is required but missing. {field.description or ''}".rstrip()
+    return "is required but missing"
+
+
+def _type_advice(value: object) -> str:
+    if value == "auto":
+        return ' ("auto" is filled in by the HF Trainer; write the value itself)'
+    if isinstance(value, str):
+        try:
+            json.loads(value)
+        except ValueError:
+            return ""
+        return f" (write {value} without quotes)"
+    if isinstance(value, float) and value.is_integer():
+        return f" (write {int(value)})"
+    return ""
+
+
+def _merge(texts: list[str]) -> str:
+    """The alternatives of a union as one sentence: `is 1.5; expected an integer or 'auto'`."""
+    heads = {text.partition(_WANTED)[0] for text in texts}
+    if len(texts) == 1 or len(heads) != 1 or not all(_WANTED in text for text in texts):
+        return "; ".join(texts)
+    return heads.pop() + _WANTED + " or ".join(text.partition(_WANTED)[2] for text in texts)

@@ -1,0 +1,86 @@
+"""The settings models as a tree of dotted keys: walking it, and finding the nearest right name."""
+
+import difflib
+import re
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from dsx.settings.base import Block
+
+
+def blocks_in(annotation: Any) -> list[type[Block]]:
+    """The blocks that a field of this annotation may hold, unions taken apart."""
+    if get_origin(annotation) is Annotated:
+        return blocks_in(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [block for member in get_args(annotation) for block in blocks_in(member)]
+    if isinstance(annotation, type) and issubclass(annotation, Block):
+        return [annotation]
+    return []
+
+
+def blocks_at(model: type[Block], path: Sequence[str]) -> list[type[Block]]:
+    """The blocks that may stand at `path` below `model`; none if `path` leads to no block."""
+    here = [model]
+    for key in path:
+        here = [
+            inner
+            for block in here
+            if key in block.model_fields
+            for inner in blocks_in(block.model_fields[key].annotation)
+        ]
+    return here
+
+
+def walk(model: type[Block], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of every key below `model`, outer ones first."""
+    for name, field in model.model_fields.items():
+        yield (*prefix, name)
+        for block in blocks_in(field.annotation):
+            yield from walk(block, (*prefix, name))
+
+
+def explain_unknown(model: type[Block], path: tuple[str, ...]) -> str:
+    """Why the key at `path` is refused, and which right name is nearest."""
+    *outer, key = path
+    here = blocks_at(model, outer)
+    unsupported = {name: why for block in here for name, why in block.unsupported.items()}
+    siblings = [name for block in here for name in block.model_fields]
+    if key in unsupported:
+        return f"can't be used: {unsupported[key]}"
+    elsewhere = [".".join(found) for found in dict.fromkeys(walk(model)) if found[-1] == key]
+    near = _closest(key, [*siblings, *unsupported], cutoff=0.8 if elsewhere else 0.6)
+    if near in unsupported:
+        return f"is unknown; it looks like `{near}`, which can't be used: {unsupported[near]}"
+    dotted = ".".join((*outer, near)) if near else ""
+    if elsewhere:
+        places = " or ".join(
+            f"{found.rpartition('.')[0] or 'the top level'} ({found})" for found in elsewhere[:3]
+        )
+        return f"is unknown here; it belongs under {places}" + (
+            f"; or did you mean {dotted}?" if dotted else ""
+        )
+    if dotted:
+        return f"is unknown; did you mean {dotted}?"
+    names = {found[-1]: ".".join(found) for found in walk(model)}
+    far = _closest(key, list(names), cutoff=0.75)
+    if far:
+        return f"is unknown; did you mean {names[far]}?"
+    return (
+        f"is unknown; {'.'.join(outer) or 'the top level'} has {', '.join(sorted(set(siblings)))}"
+    )
+
+
+def nearest_value(value: object, context: Mapping[str, Any]) -> str:
+    """`; did you mean "x"?` for a text that resembles one of the allowed ones, else nothing."""
+    if not isinstance(value, str):
+        return ""
+    near = _closest(value, re.findall(r"'([^']*)'", context["expected"]), cutoff=0.5)
+    return f'; did you mean "{near}"?' if near else ""
+
+
+def _closest(word: str, options: Sequence[str], cutoff: float) -> str | None:
+    plain = {option.lower().replace("-", "_"): option for option in options}
+    found = difflib.get_close_matches(word.lower().replace("-", "_"), plain, n=1, cutoff=cutoff)
+    return plain[found[0]] if found else None
