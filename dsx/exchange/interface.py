@@ -39,23 +39,22 @@ class Traffic:
 class Exchange(Protocol):
     """The ranks of equal (stage, replica) of all clusters: one *outer group*.
 
-    A round is `join`, any number of collectives, `commit`, always from the same thread. All
+    A round is `join`, any number of `all_to_all`, `commit`, always from the same thread. All
     methods block. Every method raises `dsx.errors.ExchangeError` when a peer is lost or refused;
     the round can then only be ended by `commit(False)`.
     """
 
     traffic: Traffic
 
-    def join(self, round_: int) -> Membership:
-        """Agree with the other clusters on who takes part in round `round_`."""
-        ...
-
-    def gather(self, payload: torch.Tensor) -> list[torch.Tensor]:
-        """Everybody's payload, in member order. Payloads: uint8, 1-D, on the CPU, any lengths."""
+    def join(self) -> Membership:
+        """Agree with the other clusters on who takes part in the round that begins."""
         ...
 
     def all_to_all(self, payloads: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Send `payloads[i]` to member i; returns what each member sent here, in member order."""
+        """Send `payloads[i]` to member i; returns what each member sent here, in member order.
+
+        Payloads are uint8, 1-D, on the CPU, of any length (zero included).
+        """
         ...
 
     def commit(self, succeeded: bool) -> bool:
@@ -65,3 +64,8 @@ class Exchange(Protocol):
     def close(self) -> None:
         """Leave for good and release sockets and threads."""
         ...
+
+
+def gather(exchange: Exchange, members: int, payload: torch.Tensor) -> list[torch.Tensor]:
+    """Everybody's payload, in member order: one `all_to_all` of the same bytes to all."""
+    return exchange.all_to_all([payload] * members)

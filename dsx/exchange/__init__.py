@@ -1,0 +1,1 @@
+"""Bytes between clusters: one interface, an in-process and a torchft implementation."""

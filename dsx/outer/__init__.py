@@ -1,0 +1,1 @@
+"""The outer engine: rounds, overlap, averaging, outer optimizer. Tensors only."""

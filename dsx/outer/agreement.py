@@ -1,0 +1,26 @@
+"""How the ranks of one cluster come to one decision."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Agreement(Protocol):
+    """Small collectives among all ranks of one cluster, over its fast links."""
+
+    def maximum(self, values: Sequence[float]) -> list[float]:
+        """The element-wise maximum over the ranks."""
+        ...
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The element-wise sum over the ranks, in float64: exact for integers below 2**53."""
+        ...
+
+
+class AloneAgreement:
+    """A cluster of one rank agrees with itself."""
+
+    def maximum(self, values: Sequence[float]) -> list[float]:
+        return list(values)
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        return list(values)

@@ -1,0 +1,77 @@
+"""The first message of every round: who speaks, about what, and from which state."""
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dsx.errors import ExchangeError, ExchangeRefused
+
+PROTOCOL = 1
+_LONGEST = 4096
+
+
+class Header(BaseModel):
+    """What every rank of a cluster tells its outer group before the payload."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    protocol: int = PROTOCOL
+    identity: str
+    """Digest of settings, names and shapes; must be equal everywhere."""
+    round: int = Field(ge=0)
+    """Rounds committed so far: the version of the sender's shared weights."""
+    shared_digest: str
+    """Of the sender's shared weights and momentum; equal wherever `round` is."""
+    starting: bool
+    """The sender has no pseudo-gradient yet: it starts, or has just come."""
+    tokens: int = Field(ge=0)
+    """Tokens trained into the pseudo-gradient: its weight in the average."""
+    step_seconds: float = Field(ge=0)
+    exchange_seconds: float = Field(ge=0)
+
+    def to_bytes(self) -> torch.Tensor:
+        """As uint8, 1-D, on the CPU."""
+        return torch.frombuffer(bytearray(self.model_dump_json().encode()), dtype=torch.uint8)
+
+    @staticmethod
+    def from_bytes(payload: torch.Tensor, sender: str) -> "Header":
+        """Raises ExchangeError when the bytes are no header of this protocol."""
+        if payload.numel() > _LONGEST:
+            raise ExchangeError(
+                f"cluster {sender} sent a header of {payload.numel()} bytes; at most {_LONGEST} "
+                "are read: does it run another version of dsx?"
+            )
+        try:
+            return Header.model_validate_json(bytes(payload.numpy()))
+        except ValidationError as error:
+            raise ExchangeError(
+                f"cluster {sender} sent no header of protocol {PROTOCOL}: {error}"
+            ) from error
+
+
+def check_headers(headers: list[Header], clusters: tuple[str, ...], own: int) -> None:
+    """Refuse to exchange with anybody who trains something else.
+
+    Raises:
+        ExchangeRefused: naming the cluster that differs.
+    """
+    for name, header in zip(clusters, headers, strict=True):
+        if header.protocol != PROTOCOL:
+            raise ExchangeRefused(
+                f"cluster {name} speaks protocol {header.protocol}, this one {PROTOCOL}; install "
+                "the same version of dsx on both"
+            )
+        if header.identity != headers[own].identity:
+            raise ExchangeRefused(
+                f"cluster {name} has other settings, names or shapes than {clusters[own]} "
+                f"(digest {header.identity}, here {headers[own].identity}); start both with the "
+                "same settings file and the same version of dsx"
+            )
+    digests: dict[int, tuple[str, str]] = {}
+    for name, header in zip(clusters, headers, strict=True):
+        first, digest = digests.setdefault(header.round, (name, header.shared_digest))
+        if digest != header.shared_digest:
+            raise ExchangeRefused(
+                f"clusters {first} and {name} hold different shared weights after round "
+                f"{header.round} (digests {digest} and {header.shared_digest}); start one of them "
+                "from the other's checkpoint"
+            )

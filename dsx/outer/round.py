@@ -1,0 +1,170 @@
+"""One round's exchange, from membership to the outer step: what runs in the background."""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from dsx.errors import ExchangeError, ExchangeRefused
+from dsx.exchange.interface import Exchange, Membership, gather
+from dsx.outer.averaging import average
+from dsx.outer.digest import join_digests
+from dsx.outer.header import Header, check_headers
+from dsx.outer.state import SharedState, hand_over
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a cluster brings to a round; `delta` is None while it starts or has nothing sound."""
+
+    delta: Mapping[str, torch.Tensor] | None
+    tokens: int
+    step_seconds: float
+    exchange_seconds: float
+    starting: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a round ended."""
+
+    committed: bool
+    """The average was applied to theta, everywhere alike."""
+    clusters: tuple[str, ...]
+    """Who took part, those included that only received."""
+    contributors: tuple[str, ...]
+    share: float
+    """Own weight w_c in the average."""
+    exchange_seconds: float
+    """From the agreed membership to the commit."""
+    slowest_exchange: float
+    """Largest `exchange_seconds` that the contributors reported of their last round."""
+    fastest_step: float
+    """Smallest `step_seconds` of the contributors."""
+    theta_digest: list[int]
+    """This rank's contribution to the digest of theta, after the round."""
+
+
+class RoundExchange:
+    """Brings one contribution after the other through the exchange into the shared state.
+
+    Args:
+        identity: digest that members must have in common.
+        min_clusters: contributors below which a round is not committed.
+    """
+
+    def __init__(
+        self, state: SharedState, exchange: Exchange, identity: str, min_clusters: int
+    ) -> None:
+        self._state = state
+        self._exchange = exchange
+        self._identity = identity
+        self._min_clusters = min_clusters
+        self.rehash()
+
+    def run(self, contribution: Contribution) -> Outcome:
+        """One round; a failed transfer is repeated with whoever is left.
+
+        Raises:
+            ExchangeRefused: a member trains something else.
+            ExchangeError: the exchange failed several times in a row.
+        """
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return self._attempt(contribution)
+            except ExchangeRefused:
+                self._exchange.commit(False)
+                raise
+            except ExchangeError as error:
+                self._exchange.commit(False)
+                if attempt == _ATTEMPTS:
+                    raise
+                log.warning("round %d is repeated: %s", self._state.progress.round, error)
+        raise AssertionError("unreachable")
+
+    def rehash(self) -> None:
+        """The shared state has changed: take its digests anew."""
+        self._theta_digest, momentum_digest = self._state.digests()
+        # Equal within an outer group after every round (I1); sent with every header.
+        self._digest = join_digests(self._theta_digest) + join_digests(momentum_digest)
+
+    def _attempt(self, contribution: Contribution) -> Outcome:
+        membership = self._exchange.join()
+        began = time.perf_counter()
+        headers = self._exchange_headers(membership, contribution)
+        newest = max(header.round for header in headers)
+        self._bring_up_to_date(membership, headers, newest)
+        running = [not header.starting for header in headers]
+        tokens = [header.tokens if header.round == newest else 0 for header in headers]
+        shares = [count / max(1, sum(tokens)) for count in tokens]
+        contributors = tuple(
+            name for name, share in zip(membership.clusters, shares, strict=True) if share
+        )
+        delta = contribution.delta if shares[membership.index] else None
+        result: dict[str, torch.Tensor] = {}
+        if contributors:
+            result = average(
+                self._exchange, membership.clusters, shares, delta, self._state.shapes()
+            )
+        enough = len(contributors) >= self._min_clusters
+        committed = self._exchange.commit(True) and enough
+        if committed:
+            self._state.optimizer.step(result)
+            self._state.progress.round += 1
+            self._state.progress.tokens_total += sum(tokens)
+            self.rehash()
+        elif any(running):
+            log.warning(
+                "round %d was not committed: %d contributing clusters, at least %d are needed",
+                newest,
+                len(contributors),
+                self._min_clusters,
+            )
+        return Outcome(
+            committed=committed,
+            clusters=membership.clusters,
+            contributors=contributors,
+            share=shares[membership.index],
+            exchange_seconds=time.perf_counter() - began,
+            slowest_exchange=max(header.exchange_seconds for header in headers),
+            fastest_step=min((h.step_seconds for h in headers if h.step_seconds > 0), default=0.0),
+            theta_digest=self._theta_digest,
+        )
+
+    def _exchange_headers(self, membership: Membership, contribution: Contribution) -> list[Header]:
+        own = Header(
+            identity=self._identity,
+            round=self._state.progress.round,
+            shared_digest=self._digest,
+            starting=contribution.starting,
+            tokens=contribution.tokens,
+            step_seconds=contribution.step_seconds,
+            exchange_seconds=contribution.exchange_seconds,
+        )
+        messages = gather(self._exchange, len(membership), own.to_bytes())
+        headers = [
+            Header.from_bytes(message, name)
+            for name, message in zip(membership.clusters, messages, strict=True)
+        ]
+        check_headers(headers, membership.clusters, membership.index)
+        return headers
+
+    def _bring_up_to_date(self, membership: Membership, headers: list[Header], newest: int) -> None:
+        behind = [index for index, header in enumerate(headers) if header.round < newest]
+        if not behind:
+            return
+        source = next(index for index, header in enumerate(headers) if header.round == newest)
+        hand_over(self._exchange, membership, self._state, source, behind)
+        if membership.index in behind:
+            log.warning(
+                "took the shared state of round %d from cluster %s",
+                newest,
+                membership.clusters[source],
+            )
+            self.rehash()

@@ -1,0 +1,87 @@
+"""The state that all clusters hold alike, and how one that comes later gets it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from dsx.exchange.interface import Exchange, Membership
+from dsx.outer.averaging import buckets, pack, unpack
+from dsx.outer.digest import tensor_digest
+from dsx.outer.optimizer import OuterOptimizer
+
+
+class Progress(BaseModel):
+    """The scalars of the shared state."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    round: int = 0
+    """Rounds committed."""
+    tokens_total: int = 0
+    """Tokens in committed pseudo-gradients, over all clusters."""
+    delays: list[int] = []
+    """State of the delay clock."""
+
+
+@dataclass
+class SharedState:
+    """theta, outer momentum and progress of one rank's share of the model."""
+
+    optimizer: OuterOptimizer
+    progress: Progress = field(default_factory=Progress)
+
+    def shapes(self) -> dict[str, torch.Size]:
+        return {name: value.shape for name, value in self.optimizer.theta.items()}
+
+    def digests(self) -> tuple[list[int], list[int]]:
+        """Contributions of this rank's theta and momentum to their digests."""
+        return tensor_digest(self.optimizer.theta), tensor_digest(self.optimizer.momentum)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """By `theta/NAME` and `momentum/NAME`; fp32, the state itself and not a copy."""
+        named = {f"theta/{name}": value for name, value in self.optimizer.theta.items()}
+        named |= {f"momentum/{name}": value for name, value in self.optimizer.momentum.items()}
+        return named
+
+    def load(self, tensors: Mapping[str, torch.Tensor], progress: Progress) -> None:
+        """Take over tensors as `tensors()` names them."""
+        for name, value in self.tensors().items():
+            value.copy_(tensors[name])
+        self.progress = progress
+
+
+def hand_over(
+    exchange: Exchange,
+    membership: Membership,
+    state: SharedState,
+    source: int,
+    receivers: Sequence[int],
+) -> None:
+    """Member `source` gives its shared state to the members `receivers`. Collective."""
+    own = membership.index
+    sending, receiving = own == source, own in receivers
+
+    def move(payload: torch.Tensor) -> torch.Tensor:
+        nothing = torch.empty(0, dtype=torch.uint8)
+        sent = [
+            payload if sending and member in receivers else nothing
+            for member in range(len(membership))
+        ]
+        return exchange.all_to_all(sent)[source]
+
+    scalars = torch.frombuffer(
+        bytearray(state.progress.model_dump_json().encode()), dtype=torch.uint8
+    )
+    got = move(scalars)
+    named = state.tensors()
+    shapes = {name: value.shape for name, value in named.items()}
+    fresh: dict[str, torch.Tensor] = {}
+    for names in buckets(shapes):
+        payload = move(pack(named, names) if sending else scalars[:0])
+        if receiving:
+            fresh |= unpack(payload, shapes, names, membership.clusters[source])
+    if receiving:
+        # Only now is everything here: a source lost in between leaves the state untouched.
+        state.load(fresh, Progress.model_validate_json(bytes(got.numpy())))
