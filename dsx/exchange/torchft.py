@@ -18,7 +18,6 @@ from torchft.coordination import ManagerClient, ManagerServer
 from dsx.errors import ExchangeError
 from dsx.exchange.interface import Membership, Traffic
 
-_CONNECT_TIMEOUT = timedelta(seconds=60)
 _MANAGER_KEY = "dsx/manager"
 # The control traffic shares the slow link with the exchange: at torchft's default of ten beats a
 # second it would take several per cent of a 0.5 Mbit/s link. The lighthouse waits for 5 s.
@@ -47,6 +46,7 @@ class TorchftExchange:
         coordinator: URL of `dsx coordinator`, for example `http://127.0.0.1:29510`.
         bind_host: the address on which this cluster's manager listens and is reached.
         timeout_seconds: longest wait for a quorum or for one payload.
+        connect_seconds: longest wait for the coordinator and the cluster's manager.
 
     Raises:
         ExchangeError: the coordinator can't be reached.
@@ -58,7 +58,9 @@ class TorchftExchange:
         coordinator: str,
         bind_host: str = "127.0.0.1",
         timeout_seconds: float = 600.0,
+        connect_seconds: float = 60.0,
     ) -> None:
+        connect = timedelta(seconds=connect_seconds)
         self.traffic = Traffic()
         self._address = address
         self._timeout = timedelta(seconds=timeout_seconds)
@@ -86,13 +88,13 @@ class TorchftExchange:
                     store_addr=f"{address.store_host}:{address.store_port}",
                     world_size=address.world_size,
                     heartbeat_interval=_HEARTBEAT,
-                    connect_timeout=_CONNECT_TIMEOUT,
+                    connect_timeout=connect,
                     quorum_retries=0,
                 ),
             )
             store.set(_MANAGER_KEY, self._manager.address())
         manager_address = store.get(_MANAGER_KEY).decode()
-        self._client = ManagerClient(manager_address, connect_timeout=_CONNECT_TIMEOUT)
+        self._client = ManagerClient(manager_address, connect_timeout=connect)
 
     def join(self) -> Membership:
         self._attempt += 1
