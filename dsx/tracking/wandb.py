@@ -5,13 +5,14 @@ to upload without a limit when it finishes. Training must do none of that, so th
 here before `wandb.init`: online only with credentials and a server that answers.
 """
 
+import http.client
 import logging
 import netrc
 import os
 import secrets
-import socket
+import ssl
 import threading
-import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -55,14 +56,15 @@ class WandbSink:
         mode, self.offline_reason = _settle_mode(wandb)
         try:
             self._run = _init(wandb, run_dir, cluster, run_id, mode, names)
-        except wandb.errors.Error as error:
+        except Exception as error:
             if mode != "online":
                 self._give_up("start", error)
                 return
             self.offline_reason = f"wandb.init failed: {error}"
             try:
+                wandb.teardown()  # The failed run's id stays in use until then.
                 self._run = _init(wandb, run_dir, cluster, run_id, "offline", names)
-            except wandb.errors.Error as second:
+            except Exception as second:
                 self._give_up("start", second)
                 return
         if self._run.disabled:
@@ -171,27 +173,23 @@ def _has_credentials(settings: Any) -> bool:
 
 
 def _answers(url: str) -> bool:
-    """Whether the server, or the proxy on the way to it, takes a connection in REACH_SECONDS."""
-    target = urlsplit(url)
-    proxy = urllib.request.getproxies().get(target.scheme)
-    if proxy and not urllib.request.proxy_bypass(target.hostname or ""):
-        target = urlsplit(proxy if "//" in proxy else f"http://{proxy}")
-    address = (target.hostname, target.port or (443 if target.scheme == "https" else 80))
-    connected = threading.Event()
+    """Whether the server, or the proxy on the way to it, answers anything in REACH_SECONDS."""
+    answered = threading.Event()
 
-    def connect() -> None:
+    def ask() -> None:
         try:
-            socket.create_connection(address, timeout=REACH_SECONDS).close()
-        except OSError:
-            return
-        connected.set()
+            urllib.request.urlopen(url, timeout=REACH_SECONDS).close()
+        except urllib.error.HTTPError:
+            pass  # An error of the server is an answer of the server.
+        except (OSError, http.client.HTTPException) as error:
+            # wandb may know a certificate authority that Python doesn't.
+            if not isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
+                return
+        answered.set()
 
     # In a thread, since no time limit covers the look-up of the name.
-    thread = threading.Thread(target=connect, daemon=True)
-    deadline = time.monotonic() + REACH_SECONDS
-    thread.start()
-    thread.join(max(0.0, deadline - time.monotonic()))
-    return connected.is_set()
+    threading.Thread(target=ask, daemon=True).start()
+    return answered.wait(REACH_SECONDS)
 
 
 def _config(event: RunEvent) -> dict[str, Any]:

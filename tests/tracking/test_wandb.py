@@ -1,5 +1,7 @@
 """wandb without a key or a network: offline at once, below the run's folder, never a prompt."""
 
+import contextlib
+import http.server
 import json
 import os
 import socket
@@ -7,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -78,21 +81,61 @@ def test_a_run_switched_off_by_wandb_itself_leaves_no_run(tmp_path: Path):
     assert result["where"] is None
 
 
-def test_a_name_that_never_resolves_is_given_up_after_the_limit(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tracking_wandb, "REACH_SECONDS", 0.2)
+@pytest.fixture
+def quick_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking_wandb, "REACH_SECONDS", 0.3)
+
+
+def test_a_name_that_never_resolves_is_given_up_after_the_limit(
+    quick_limit: None, monkeypatch: pytest.MonkeyPatch
+):
     released = threading.Event()
 
     def stuck(*_: object, **__: object) -> None:
         released.wait(30)
         raise OSError
 
-    monkeypatch.setattr(socket, "create_connection", stuck)
+    monkeypatch.setattr(socket, "getaddrinfo", stuck)
     started = time.monotonic()
-    assert not tracking_wandb._answers("https://api.example.org")
+    assert not tracking_wandb._answers("http://api.example.org")
     assert time.monotonic() - started < 5
     released.set()
 
 
-def test_a_server_that_takes_connections_is_reachable():
+def test_a_server_that_takes_a_connection_but_never_answers_is_given_up(quick_limit: None):
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert tracking_wandb._answers(f"http://127.0.0.1:{server.getsockname()[1]}")
+        assert not tracking_wandb._answers(f"http://127.0.0.1:{server.getsockname()[1]}")
+
+
+def test_a_server_that_refuses_the_key_leaves_the_run_offline(tmp_path: Path):
+    with refusing_server() as url:
+        assert tracking_wandb._answers(url)
+        result = run_tracker(
+            tmp_path / "run", tmp_path / "home", WANDB_API_KEY="k" * 40, WANDB_BASE_URL=url
+        )
+    assert Path(result["where"]).parent == tmp_path / "run" / "wandb"
+    assert result["seconds"] < 40
+
+
+class Refuse(http.server.BaseHTTPRequestHandler):
+    """401 for everything."""
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(401)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_POST = do_GET  # noqa: N815 - http.server's name
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def refusing_server() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuse) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
