@@ -1,0 +1,57 @@
+"""The HF config that the settings ask for."""
+
+import difflib
+from typing import Any
+
+from transformers import AutoConfig, PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from dsx.errors import ModelError
+from dsx.settings.dsx_block import ModelSettings
+
+
+def load_config(model: ModelSettings) -> PretrainedConfig:
+    """Reads `dsx.model`: the config given as JSON, or the one at a folder or hub name.
+
+    Raises ModelError for an unknown model_type or key (naming the nearest known one), values that
+    transformers refuses, and a path without a config.
+    """
+    if model.config is not None:
+        return _from_json(model.config)
+    try:
+        return AutoConfig.from_pretrained(model.path)
+    except Exception as error:
+        raise ModelError(
+            f"no model config can be read from dsx.model.path {model.path!r}: {error}; give a "
+            "folder with config.json or the name of a model on the hub"
+        ) from error
+
+
+def _from_json(given: dict[str, Any]) -> PretrainedConfig:
+    values = dict(given)
+    model_type = values.pop("model_type")
+    if model_type not in CONFIG_MAPPING:
+        raise ModelError(
+            f"dsx.model.config.model_type {model_type!r} is not known to transformers"
+            + _nearest(model_type, list(CONFIG_MAPPING))
+        )
+    try:
+        config = AutoConfig.for_model(model_type, **values)
+    except Exception as error:
+        raise ModelError(
+            f"transformers refuses dsx.model.config for {model_type!r}: {error}"
+        ) from error
+    known = {*type(config).__dataclass_fields__, *config.attribute_map}
+    for key in values:
+        # The library keeps a key that means nothing to it as a plain attribute.
+        if key not in known and key in vars(config):
+            raise ModelError(
+                f"dsx.model.config has an unknown key {key!r} for model_type {model_type!r}"
+                + _nearest(key, sorted(known))
+            )
+    return config
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else "; remove or correct it"

@@ -1,0 +1,94 @@
+"""What a model consists of and how it can be split, known without giving it memory."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Literal
+
+import torch
+from transformers import PretrainedConfig
+
+from dsx.models.build import build_stage
+from dsx.models.partition import ParameterCounts, StageRange, split_layers
+from dsx.models.skeleton import build_skeleton
+from dsx.models.stage import Stage
+
+
+class ModelPlan:
+    """A causal LM on the meta device: names, shapes, counts, partitions, and stages from it.
+
+    Attributes:
+        config: the unsplit model's config.
+        layer_count: its layers.
+        parameter_shapes: from state-dict name to shape; a tied matrix once, under the name that
+            checkpoints keep.
+        buffer_shapes: the same for persistent buffers (few families have any).
+        vocab_size: rows of the embedding; token ids must be below it.
+        tied_name: the state-dict name of the matrix that embedding and output layer share, or
+            None.
+
+    Raises ModelError if the family can't be split.
+    """
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        skeleton = build_skeleton(config)
+        self.config = config
+        self.layer_count = len(skeleton.layers)
+        self.vocab_size: int = getattr(skeleton.decoder, skeleton.anatomy.embedding).num_embeddings
+        self.tied_name = skeleton.tied
+        names, lm = skeleton.names, skeleton.lm
+        self.parameter_shapes: dict[str, torch.Size] = {
+            names[id(p)]: p.shape for p in lm.parameters()
+        }
+        self.buffer_shapes: dict[str, torch.Size] = {
+            names[id(b)]: b.shape for b in lm.buffers() if id(b) in names
+        }
+        self._owner = skeleton.anatomy.owner
+
+    @property
+    def tied(self) -> bool:
+        """Whether embedding and output layer are one matrix."""
+        return self.tied_name is not None
+
+    @cached_property
+    def _counts(self) -> ParameterCounts:
+        sums: dict[str | int | None, int] = {}
+        for name, shape in self.parameter_shapes.items():
+            owner = self._owner(name)
+            sums[owner] = sums.get(owner, 0) + shape.numel()
+        shared = self.parameter_shapes[self.tied_name].numel() if self.tied_name else 0
+        missing = (
+            "head" if self.tied_name and self._owner(self.tied_name) != "head" else "embedding"
+        )
+        if shared:
+            sums[missing] = sums.get(missing, 0) + shared
+        return ParameterCounts(
+            embedding=sums.get("embedding", 0),
+            layers=tuple(sums.get(i, 0) for i in range(self.layer_count)),
+            head=sums.get("head", 0),
+            tied=shared,
+        )
+
+    def parameter_counts(self) -> ParameterCounts:
+        """Parameters of the embedding, each layer and the head; exact."""
+        return self._counts
+
+    def partition(
+        self, stages: int, how: Literal["parameters", "uniform"] | Sequence[int] = "parameters"
+    ) -> list[StageRange]:
+        """Deals the layers out to `stages` stages; see `split_layers`. Raises ModelError."""
+        return split_layers(self._counts, stages, how)
+
+    def build_stage(
+        self, stage: StageRange, seed: int | None, activation_checkpointing: bool = False
+    ) -> Stage:
+        """Builds one stage, fp32 on the CPU; only its own tensors get memory.
+
+        Args:
+            stage: one of `partition`'s results.
+            seed: of the initial weights, which are the same for every partition; None leaves the
+                parameters NaN, for `load_pretrained` to fill.
+            activation_checkpointing: recompute each layer in the backward pass.
+
+        Raises ModelError if the family can't be initialised or recomputed.
+        """
+        return build_stage(build_skeleton(self.config), stage, seed, activation_checkpointing)
