@@ -67,22 +67,15 @@ def _batch(settings: Settings) -> list[Problem]:
 
 
 def _precision(settings: Settings) -> list[Problem]:
-    if settings.bf16.enabled:
+    if settings.bf16.enabled or settings.communication_data_type == "fp32":
         return []
-    found = []
-    for key, value in (
-        ("data_types.grad_accum_dtype", settings.data_types.grad_accum_dtype),
-        ("communication_data_type", settings.communication_data_type),
-    ):
-        if value == "bf16":
-            found.append(
-                Problem(
-                    key,
-                    'is "bf16", but the model computes in fp32; leave it out or set '
-                    "bf16.enabled to true",
-                )
-            )
-    return found
+    return [
+        Problem(
+            "communication_data_type",
+            f'is "{settings.communication_data_type}", but the model computes in fp32; leave it '
+            "out or set bf16.enabled to true",
+        )
+    ]
 
 
 def _printing(settings: Settings) -> list[Problem]:

@@ -38,25 +38,25 @@ class _AdamParams(Block):
     eps: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay; most LLMs use 0.1.")
     torch_adam: bool = Field(
-        True,
-        description="`torch.optim`'s implementation; `false` takes DeepSpeed's FusedAdam, which is "
-        "compiled at first use and needs a compiler (g++, on GPUs nvcc).",
+        True, description="Only `true`: `torch.optim`'s implementation, which needs no compiler."
     )
     fused: bool | None = Field(
-        None, description="torch's one-pass kernel; unset leaves the choice to torch."
+        None, description="torch's one-pass kernel; unset: where the device has it."
     )
 
-    @model_validator(mode="after")
-    def _fused_is_torch(self) -> "_AdamParams":
-        if self.fused is not None and not self.torch_adam:
-            raise FieldError(
-                "fused", "belongs to torch's Adam; set `torch_adam` to true or leave `fused` out"
+    @field_validator("torch_adam")
+    @classmethod
+    def _torch_only(cls, value: bool) -> bool:
+        if not value:
+            raise ValueError(
+                "is false, but DeepSpeed's own Adam is not used (it is compiled when a run starts; "
+                "torch's fused kernel is as fast); leave it out"
             )
-        return self
+        return value
 
 
 class AdamWParams(_AdamParams):
-    """`optimizer.params` of AdamW."""
+    """Adam with decoupled weight decay."""
 
     unsupported: ClassVar[Mapping[str, str]] = {
         **refusals.ADAM_PARAMS,
@@ -66,7 +66,7 @@ class AdamWParams(_AdamParams):
 
 
 class AdamParams(_AdamParams):
-    """`optimizer.params` of Adam."""
+    """Adam, with the weight decay as `adam_w_mode` says."""
 
     adam_w_mode: bool = Field(
         ...,
@@ -76,7 +76,7 @@ class AdamParams(_AdamParams):
 
 
 class SGDParams(Block):
-    """`optimizer.params` of SGD."""
+    """Stochastic gradient descent, with momentum or without."""
 
     unsupported: ClassVar[Mapping[str, str]] = refusals.SGD_PARAMS
 
@@ -126,17 +126,21 @@ class ZeroOptimization(Block):
     unsupported: ClassVar[Mapping[str, str]] = refusals.ZERO
 
     stage: int = Field(1, description="Always 1: the one stage that works in pipelines here.")
-    reduce_bucket_size: Elements = Field(
-        500_000_000, description="Elements reduced at a time; a buffer of this size is allocated."
-    )
     allgather_bucket_size: Elements = Field(
         500_000_000, description="Elements gathered at a time after an optimizer step."
     )
+    reduce_bucket_size: Elements = Field(
+        500_000_000,
+        description="fp32 runs: elements reduced at a time; a buffer of this size is allocated.",
+    )
+    reduce_scatter: bool = Field(
+        True, description="fp32 runs: reduce each replica's share to that replica only."
+    )
     use_multi_rank_bucket_allreduce: bool = Field(
-        True, description="Reduce the buckets of several replicas in one all-reduce."
+        True, description="fp32 runs: reduce the shares of several replicas in one all-reduce."
     )
     contiguous_gradients: bool = Field(
-        True, description="Copy gradients into one buffer as they appear."
+        True, description="fp32 runs: copy gradients into one buffer as they appear."
     )
     overlap_comm: bool = Field(
         False, description="Only `false`: DeepSpeed turns the overlap off in pipelines."
@@ -164,9 +168,6 @@ class Bf16(Block):
     unsupported: ClassVar[Mapping[str, str]] = refusals.BF16
 
     enabled: bool = Field(..., description="Compute in bfloat16; `false` computes in fp32.")
-    check_grad_overflow: bool = Field(
-        True, description="Skip an inner step whose gradients hold an infinity or a NaN."
-    )
 
 
 class DataTypes(Block):
@@ -174,9 +175,19 @@ class DataTypes(Block):
 
     unsupported: ClassVar[Mapping[str, str]] = refusals.DATA_TYPES
 
-    grad_accum_dtype: Literal["fp32", "bf16"] | None = Field(
-        None, description="Format in which micro-batches' gradients add up; unset: the model's."
+    grad_accum_dtype: str = Field(
+        "fp32", description="Format in which micro-batches' gradients add up; always `fp32`."
     )
+
+    @field_validator("grad_accum_dtype")
+    @classmethod
+    def _accumulate_in_fp32(cls, value: str) -> str:
+        if value != "fp32":
+            raise ValueError(
+                f'is "{value}"; sums of many micro-batches need "fp32", and the outer step needs '
+                "the fp32 masters that come with it"
+            )
+        return value
 
 
 class CommsLogger(Block):
@@ -231,7 +242,9 @@ class DeepSpeedSettings(Block):
         description="Largest norm of the whole model's gradient; 0 turns clipping off. Always "
         "explicit: without it DeepSpeed would silently clip at 1.0.",
     )
-    optimizer: Optimizer = Field(..., description="The inner optimizer: AdamW, Adam or SGD.")
+    optimizer: Optimizer = Field(
+        ..., description="The inner optimizer: `type` (`AdamW`, `Adam` or `SGD`) and `params`."
+    )
     zero_optimization: ZeroOptimization = Field(
         default_factory=ZeroOptimization, description="ZeRO; stage 1 also when left out."
     )
@@ -241,8 +254,8 @@ class DeepSpeedSettings(Block):
     data_types: DataTypes = Field(
         default_factory=DataTypes, description="Number formats inside a cluster."
     )
-    communication_data_type: Literal["fp32", "bf16"] | None = Field(
-        None, description="Format of gradients on the wire inside a cluster; unset: their own."
+    communication_data_type: Literal["fp32", "bf16"] = Field(
+        "fp32", description="Format of gradients on the wire between a cluster's replicas."
     )
     prescale_gradients: bool = Field(
         False, description="Divide by the number of replicas before reducing, not after."

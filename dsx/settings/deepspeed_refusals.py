@@ -6,6 +6,7 @@ _REMOVED = "DeepSpeed has removed it; leave it out"
 _OFFLOAD = "the outer engine needs the fp32 master weights where ZeRO-1 keeps them; leave it out"
 _MONITOR = "dsx logs by itself to the run folder and wandb, one run per cluster; see `dsx.tracking`"
 _STAGE_3 = "it belongs to ZeRO stage 3, which can't be combined with pipelines; leave it out"
+_NO_EFFECT = "DeepSpeed ignores it where gradients add up in fp32; leave it out"
 _PRECISION = "master weights and moments have to stay in fp32 for the outer step; leave it out"
 
 TOP_LEVEL = {
@@ -73,7 +74,6 @@ ZERO = {
     "cpu_offload_param": _STAGE_3,
     "cpu_offload_use_pin_memory": _OFFLOAD,
     "zenflow": _OFFLOAD,
-    "reduce_scatter": "DeepSpeed uses it from stage 2 on; leave it out",
     "allgather_partitions": "DeepSpeed reads but never uses it; leave it out",
     "compute_grad_norm": "the norm is always computed, for clipping and the metrics; leave it out",
     "load_from_fp32_weights": "checkpoints are read by dsx, always in fp32; leave it out",
@@ -126,8 +126,9 @@ ZERO = {
 BF16 = {
     "bf16_master_weights_and_grads": _PRECISION,
     "bf16_optimizer_states": _PRECISION,
-    "immediate_grad_update": "gradients are applied once per inner step; leave it out",
-    "check_overflow": "it is the old name; use `check_grad_overflow`",
+    "immediate_grad_update": "gradients are added up once per micro-batch; leave it out",
+    "check_grad_overflow": _NO_EFFECT,
+    "check_overflow": _NO_EFFECT,
     "auto_cast": "it belongs to fp16; leave it out",
 }
 
@@ -139,7 +140,7 @@ DATA_TYPES = {
 
 ADAM_PARAMS = {
     "max_grad_norm": "use the top-level `gradient_clipping`",
-    "amsgrad": "DeepSpeed's Adam does not have it; leave it out",
+    "amsgrad": "DeepSpeed's Adam doesn't have it either; leave it out",
     "bias_correction": "it is always on; leave it out",
     "foreach": "torch chooses it by itself; leave it out or set `fused`",
     "fp32_optimizer_states": "it belongs to offloading; moments are always fp32; leave it out",

@@ -1,10 +1,12 @@
 """The `"dsx"` block of the settings file. The frame is fixed; fields may join it."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from dsx.settings.base import Block
+from dsx.settings.base import Block, FieldError
+
+Text = Annotated[str, Field(min_length=1)]
 
 
 class ModelSettings(Block):
@@ -13,7 +15,7 @@ class ModelSettings(Block):
     config: dict[str, Any] | None = Field(
         None, description="An HF model config as JSON, with its `model_type`; excludes `path`."
     )
-    path: str | None = Field(
+    path: Text | None = Field(
         None, description="An HF model's name or folder, read for its config (and weights)."
     )
     init: Literal["scratch", "pretrained"] = Field(
@@ -22,12 +24,24 @@ class ModelSettings(Block):
 
     @model_validator(mode="after")
     def _one_source(self) -> "ModelSettings":
-        if (self.config is None) == (self.path is None):
-            raise ValueError("give exactly one of `config` (a JSON object) and `path`")
+        if self.config is None and self.path is None:
+            raise FieldError(
+                "config",
+                "is missing, and so is `path`; give one of them: `config`, a JSON object with "
+                '"model_type", or `path`, an HF name or folder',
+            )
+        if self.config is not None and self.path is not None:
+            raise FieldError(
+                "path",
+                f'is "{self.path}", but `config` is given as well; keep one of them (on the '
+                "command line: --set dsx.model.config=null)",
+            )
         if self.init == "pretrained" and self.path is None:
-            raise ValueError('`init: "pretrained"` reads weights and needs `path`')
-        if self.config is not None and "model_type" not in self.config:
-            raise ValueError('`config` needs "model_type", for example "llama"')
+            raise FieldError(
+                "init", 'is "pretrained", which reads weights; give `path` instead of `config`'
+            )
+        if self.config is not None and not isinstance(self.config.get("model_type"), str):
+            raise FieldError("config.model_type", 'must name the model family, as "llama"')
         return self
 
 
@@ -35,29 +49,41 @@ class PipelineSettings(Block):
     """How a cluster splits the model."""
 
     stages: int = Field(1, ge=1, description="Pipeline stages inside each cluster.")
-    partition: Literal["parameters", "uniform"] | list[int] = Field(
+    partition: Literal["parameters", "uniform"] | list[Annotated[int, Field(ge=1)]] = Field(
         "parameters",
         description="Balance stages by `parameters`, by layer count (`uniform`), or give the "
         "number of layers of each stage.",
     )
     activation_checkpointing: bool = Field(
-        False, description="Recompute each layer in the backward pass instead of keeping it."
+        False,
+        description="Recompute each layer in the backward pass instead of keeping its activations.",
     )
+
+    @model_validator(mode="after")
+    def _partition_has_every_stage(self) -> "PipelineSettings":
+        if isinstance(self.partition, list) and len(self.partition) != self.stages:
+            raise FieldError(
+                "partition",
+                f"is {self.partition}, {len(self.partition)} numbers of layers for {self.stages} "
+                '`stages`; give one number for each stage, or "parameters"',
+            )
+        return self
 
 
 class DataSettings(Block):
     """The corpus and how it is cut."""
 
-    source: str | list[str] = Field(
+    source: Text | Annotated[list[Text], Field(min_length=1)] = Field(
         "python-stdlib",
-        description="`python-stdlib`, text / jsonl / parquet files or globs, or a hub name.",
+        description="`python-stdlib` (the sources of the running interpreter's standard library), "
+        "text / jsonl / parquet files or globs, or a hub name as `OWNER/NAME:CONFIG`.",
     )
-    text_field: str = Field("text", description="The column that holds a document's text.")
+    text_field: Text = Field("text", description="The column that holds a document's text.")
     seq_len: int = Field(256, ge=2, description="Tokens a training sequence predicts.")
     heldout_fraction: float = Field(
         0.01, gt=0, lt=0.5, description="Share of the documents kept for evaluation."
     )
-    cache_dir: str = Field(
+    cache_dir: Text = Field(
         ".cache/dsx", description="Where prepared shards and trained tokenizers are kept."
     )
 
@@ -124,9 +150,10 @@ class OuterSettings(Block):
     @model_validator(mode="after")
     def _delay_fits(self) -> "OuterSettings":
         if isinstance(self.delay, int) and not 0 <= self.delay <= self.local_steps:
-            raise ValueError(
-                f"`delay` is {self.delay}, but a round has `local_steps` = {self.local_steps}; "
-                f'use 0 to {self.local_steps}, "auto" or "round"'
+            raise FieldError(
+                "delay",
+                f"is {self.delay}, but a round has {self.local_steps} steps (`local_steps`); use "
+                f'0 to {self.local_steps}, "auto" or "round"',
             )
         return self
 
@@ -149,15 +176,15 @@ class TrackingSettings(Block):
 class DsxSettings(Block):
     """Everything that DeepSpeed's own keys do not say."""
 
-    name: str = Field(..., min_length=1, description="The run's name; groups its wandb runs.")
-    run_dir: str = Field(..., min_length=1, description="Folder for everything the run leaves.")
+    name: Text = Field(..., description="The run's name; groups its wandb runs.")
+    run_dir: Text = Field(..., description="Folder for everything the run leaves.")
     seed: int = Field(0, ge=0, description="Seed of weights, data order and codecs.")
     model: ModelSettings = Field(..., description="The model.")
     pipeline: PipelineSettings = Field(
         default_factory=PipelineSettings, description="Stages inside a cluster."
     )
     data: DataSettings = Field(default_factory=DataSettings, description="The corpus.")
-    tokenizer: str | TrainTokenizer = Field(
+    tokenizer: Text | TrainTokenizer = Field(
         ..., description="An HF tokenizer's name or folder, or `{vocab_size}` to train one."
     )
     training: TrainingSettings = Field(..., description="Length, schedule, evaluation.")

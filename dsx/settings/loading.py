@@ -98,10 +98,10 @@ def apply_override(raw: dict[str, Any], override: str) -> None:
     for depth, name in enumerate(path[:-1], start=1):
         inner = here.setdefault(name, {})
         if not isinstance(inner, dict):
+            block = ".".join(path[:depth])
             raise SettingsError(
-                f"--set {override}: {'.'.join(path[:depth])} is {show(inner)} and holds no keys; "
-                f"set it as a whole, as in --set '{'.'.join(path[:depth])}="
-                f'{{"{path[depth]}": ...}}\''
+                f"--set {override}: {block} is {show(inner)} and holds no keys; set it as a whole, "
+                f"as in --set '{block}=JSON'"
             )
         here = inner
     here[path[-1]] = _value(path, text)

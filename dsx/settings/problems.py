@@ -46,11 +46,21 @@ def translate(error: ValidationError, raw: object, model: type[Block]) -> list[P
         if isinstance(cause, FieldError):
             found.setdefault(".".join((*key, cause.field)), []).append(cause.text)
             continue
+        if item["type"].startswith("union_tag"):
+            key = (*key, "type")
         texts = found.setdefault(".".join(key), [])
         text = _explain(item, key, raw, model)
         if text not in texts:
             texts.append(text)
-    return [Problem(key, _merge(texts)) for key, texts in found.items()]
+    return [
+        Problem(key, _merge(texts)) for key, texts in found.items() if not _is_shadowed(key, found)
+    ]
+
+
+def _is_shadowed(key: str, found: dict[str, list[str]]) -> bool:
+    """Whether `key` only has the wrong type for another member of a union than the one meant."""
+    deeper = any(other.startswith((f"{key}.", f"{key}[")) for other in found)
+    return deeper and all(_WANTED in text for text in found[key])
 
 
 def _key_of(loc: Iterable[int | str], raw: object, missing: bool) -> tuple[str, ...]:
@@ -95,21 +105,18 @@ def _explain(item: Any, key: tuple[str, ...], raw: object, model: type[Block]) -
     kind, context, value = item["type"], item.get("ctx", {}), item["input"]
     if kind == "extra_forbidden":
         return explain_unknown(model, key)
-    if kind == "missing":
+    if kind in ("missing", "union_tag_not_found"):
         return _explain_missing(key, model)
     if kind in _EXPECTED:
         return f"is {show(value)}; {_WANTED}{_EXPECTED[kind]}{_type_advice(value)}"
     if kind in _LIMITS:
         words, name = _LIMITS[kind]
-        return f"is {show(value)}; it must be {words} {context[name]}"
+        return f"is {show(value)}; it must be {words} {context[name]:g}"
     if kind == "literal_error":
         return f"is {show(value)}; {_WANTED}{context['expected']}{nearest_value(value, context)}"
     if kind == "union_tag_invalid":
-        options = {"expected": context["expected_tags"]}
-        advice = nearest_value(context["tag"], options)
-        return f"is {show(value)}; its `type` must be one of {options['expected']}{advice}"
-    if kind == "union_tag_not_found":
-        return f'is {show(value)}; it needs a "type"'
+        tag, options = context["tag"], {"expected": context["expected_tags"]}
+        return f"is {show(tag)}; it is none of {options['expected']}{nearest_value(tag, options)}"
     if kind == "value_error":
         return str(context["error"])
     if kind in ("too_short", "string_too_short"):

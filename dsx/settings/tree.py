@@ -33,6 +33,15 @@ def blocks_at(model: type[Block], path: Sequence[str]) -> list[type[Block]]:
     return here
 
 
+def refusals(model: type[Block], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """Every refused key below `model` as a dotted path, with the reason; outer ones first."""
+    for name, reason in model.unsupported.items():
+        yield ".".join((*prefix, name)), reason
+    for name, field in model.model_fields.items():
+        for block in blocks_in(field.annotation):
+            yield from refusals(block, (*prefix, name))
+
+
 def walk(model: type[Block], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """The path of every key below `model`, outer ones first."""
     for name, field in model.model_fields.items():
@@ -46,30 +55,38 @@ def explain_unknown(model: type[Block], path: tuple[str, ...]) -> str:
     *outer, key = path
     here = blocks_at(model, outer)
     unsupported = {name: why for block in here for name, why in block.unsupported.items()}
-    siblings = [name for block in here for name in block.model_fields]
     if key in unsupported:
         return f"can't be used: {unsupported[key]}"
+    siblings = list(dict.fromkeys(name for block in here for name in block.model_fields))
     elsewhere = [".".join(found) for found in dict.fromkeys(walk(model)) if found[-1] == key]
+    # A key that is right in another block beats one that only resembles a key of this block.
     near = _closest(key, [*siblings, *unsupported], cutoff=0.8 if elsewhere else 0.6)
     if near in unsupported:
         return f"is unknown; it looks like `{near}`, which can't be used: {unsupported[near]}"
-    dotted = ".".join((*outer, near)) if near else ""
+    advice = f"did you mean {'.'.join((*outer, near))}?" if near else ""
     if elsewhere:
-        places = " or ".join(
-            f"{found.rpartition('.')[0] or 'the top level'} ({found})" for found in elsewhere[:3]
-        )
-        return f"is unknown here; it belongs under {places}" + (
-            f"; or did you mean {dotted}?" if dotted else ""
-        )
-    if dotted:
-        return f"is unknown; did you mean {dotted}?"
-    names = {found[-1]: ".".join(found) for found in walk(model)}
-    far = _closest(key, list(names), cutoff=0.75)
-    if far:
-        return f"is unknown; did you mean {names[far]}?"
-    return (
-        f"is unknown; {'.'.join(outer) or 'the top level'} has {', '.join(sorted(set(siblings)))}"
+        places = " or ".join(f"{_block_of(found)} ({found})" for found in elsewhere[:3])
+        text = f"is unknown here; it belongs under {places}"
+        return f"{text}; or {advice}" if advice else text
+    if advice:
+        return f"is unknown; {advice}"
+    return _explain_far(model, key) or f"is unknown; {_block_of('.'.join(path))} has " + ", ".join(
+        siblings
     )
+
+
+def _explain_far(model: type[Block], key: str) -> str | None:
+    """What the whole tree says about a key that resembles nothing in its own block."""
+    for dotted, reason in refusals(model):
+        if dotted.rpartition(".")[2] == key:
+            return f"is unknown here; as {dotted} it can't be used: {reason}"
+    names = {found[-1]: ".".join(found) for found in walk(model)}
+    near = _closest(key, list(names), cutoff=0.75)
+    return f"is unknown; did you mean {names[near]}?" if near else None
+
+
+def _block_of(dotted: str) -> str:
+    return dotted.rpartition(".")[0] or "the top level"
 
 
 def nearest_value(value: object, context: Mapping[str, Any]) -> str:
