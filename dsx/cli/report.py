@@ -1,0 +1,31 @@
+"""`dsx report`: a page about one run, or about several side by side."""
+
+import argparse
+from pathlib import Path
+
+HELP = "Write a self-contained HTML page about one or more runs."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--run",
+        metavar="DIR",
+        type=Path,
+        action="extend",
+        nargs="+",
+        required=True,
+        help="the run's folder (`dsx.run_dir`); several are shown side by side",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="the page to write (default: report.html in the first run's folder)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from dsx.tracking.report import write_report
+
+    print(write_report(args.run, args.output or args.run[0] / "report.html"))
+    return 0

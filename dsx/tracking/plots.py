@@ -1,0 +1,242 @@
+"""The plots of a report. Each takes all runs and returns a figure, or None without data."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from dsx.tracking.events import (
+    EvalEvent,
+    Event,
+    InnerEvent,
+    OuterEvent,
+    RunEvent,
+    latest_by_step,
+    of_kind,
+)
+from dsx.tracking.summary import FP32_BYTES, compute_seconds, split_by_cluster
+from dsx.tracking.svg import FAINT, INK, STYLE, series_colour
+from dsx.tracking.text import count_text
+
+MAX_POINTS = 1500
+_MAX_BARS = 60
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run as the plots need it."""
+
+    label: str
+    events: Sequence[Event]
+
+    def clusters(self, several_runs: bool) -> Iterator[tuple[str, list[Event]]]:
+        """Label and events of each cluster; the run's name is part of it beside other runs."""
+        for cluster, events in split_by_cluster(self.events).items():
+            yield (f"{self.label}: {cluster}" if several_runs else f"cluster {cluster}"), events
+
+
+def loss_over_tokens(runs: Sequence[RunData]) -> Figure | None:
+    """Training loss of each cluster and held-out loss of the shared weights."""
+    figure, axes = _figure()
+    drawn = 0
+    for index, (_, label, events) in _numbered(runs):
+        steps = latest_by_step(events)
+        if steps:
+            x, y = _thin([s.tokens for s in steps], [s.loss for s in steps])
+            axes.plot(x, y, color=series_colour(index), alpha=0.85, label=label)
+            drawn += 1
+    for number, run in enumerate(runs):
+        x, y = _shared_evaluations(run)
+        if x:
+            label = "shared, held out" if len(runs) == 1 else f"{run.label}: shared, held out"
+            axes.plot(
+                x,
+                y,
+                color=INK,
+                marker="osD^v"[number % 5],
+                linestyle=("-", "--", "-.", ":")[number % 4],
+                markersize=4,
+                linewidth=1,
+                label=label,
+            )
+            drawn += 1
+    if not drawn:
+        return None
+    return _finish(figure, axes, "Loss", "tokens of a cluster", "nats per token", x_unit="")
+
+
+def bytes_over_steps(runs: Sequence[RunData]) -> Figure | None:
+    """Bytes sent by each cluster, summed up, and what per-step fp32 all-reduce would have sent."""
+    figure, axes = _figure()
+    last_steps: dict[int, int] = {}
+    """Parameters -> inner steps: runs of one model size share the line to compare with."""
+    drawn = 0
+    for index, (run, label, events) in _numbered(runs):
+        points = list(_sent(events))
+        if not points or points[-1][1] == 0:
+            continue
+        x, y = zip(*points, strict=True)
+        axes.step(x, y, where="post", color=series_colour(index), label=label)
+        drawn += 1
+        size = _parameters(run)
+        if size is not None:
+            last_steps[size] = max(last_steps.get(size, 0), x[-1])
+    if not drawn:
+        return None
+    for size, last in last_steps.items():
+        label = "per-step fp32 all-reduce"
+        axes.plot(
+            [1, last],
+            [FP32_BYTES * size, FP32_BYTES * size * last],
+            color=INK,
+            linestyle="--",
+            linewidth=1,
+            label=label if len(last_steps) == 1 else f"{label}, {count_text(size)} parameters",
+        )
+    axes.set_yscale("log")
+    return _finish(
+        figure, axes, "Bytes a cluster has sent", "inner step", "bytes", x_unit=None, y_unit="B"
+    )
+
+
+def seconds_per_round(run: RunData, title: str) -> Figure | None:
+    """Per round, mean over clusters: inner compute, time blocked, and the exchange beside them."""
+    phases = _phase_seconds(run)
+    if not phases:
+        return None
+    rounds = sorted(phases)
+    width = max(1, -(-len(rounds) // _MAX_BARS))
+    groups = [rounds[at : at + width] for at in range(0, len(rounds), width)]
+    inner, blocked, exchange = (
+        np.array([np.mean([phases[r][phase] for r in group]) for group in groups])
+        for phase in range(3)
+    )
+    figure, axes = _figure()
+    left = np.array([group[0] for group in groups], dtype=float)
+    bar = 0.4 * width
+    axes.bar(left, inner, bar, color=series_colour(0), label="inner compute")
+    axes.bar(left, blocked, bar, bottom=inner, color=series_colour(1), label="blocked")
+    axes.bar(left + bar, exchange, bar, color=series_colour(2), label="exchange, beside them")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if width > 1:
+        title += f", means over {width} rounds"
+    return _finish(figure, axes, title, "round", "seconds", x_unit=None)
+
+
+def tokens_per_second(runs: Sequence[RunData]) -> Figure | None:
+    """Throughput of each cluster."""
+    figure, axes = _figure()
+    drawn = 0
+    for index, (_, label, events) in _numbered(runs):
+        steps = latest_by_step(events)
+        if steps:
+            x, y = _thin([s.step for s in steps], [s.tokens_per_second for s in steps])
+            axes.plot(x, y, color=series_colour(index), label=label)
+            drawn += 1
+    if not drawn:
+        return None
+    axes.set_ylim(bottom=0)
+    return _finish(figure, axes, "Throughput", "inner step", "tokens per second", x_unit=None)
+
+
+def _figure() -> tuple[Figure, Any]:
+    with rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+        return figure, figure.subplots()
+
+
+def _finish(
+    figure: Figure,
+    axes: Any,
+    title: str,
+    x_label: str,
+    y_label: str,
+    *,
+    x_unit: str | None,
+    y_unit: str | None = None,
+) -> Figure:
+    with rc_context(STYLE):
+        axes.set_title(title)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
+        if x_unit is not None:
+            axes.xaxis.set_major_formatter(EngFormatter(unit=x_unit))
+        if y_unit is not None:
+            axes.yaxis.set_major_formatter(EngFormatter(unit=y_unit))
+        axes.tick_params(color=FAINT)
+        handles, labels = axes.get_legend_handles_labels()
+        columns = min(3, len(labels))
+        figure.legend(handles, labels, fontsize=8, ncols=columns, loc="outside lower center")
+    return figure
+
+
+def _numbered(
+    runs: Sequence[RunData],
+) -> Iterator[tuple[int, tuple[RunData, str, list[Event]]]]:
+    return enumerate(
+        (run, label, events) for run in runs for label, events in run.clusters(len(runs) > 1)
+    )
+
+
+def _thin(x: Sequence[float], y: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    """At most MAX_POINTS points: means over equal stretches."""
+    stretch = -(-len(x) // MAX_POINTS)
+    if stretch <= 1:
+        return x, y
+    starts = np.arange(0, len(x), stretch)
+    counts = np.diff(np.append(starts, len(x)))
+    return (
+        list(np.add.reduceat(np.asarray(x, dtype=float), starts) / counts),
+        list(np.add.reduceat(np.asarray(y, dtype=float), starts) / counts),
+    )
+
+
+def _shared_evaluations(run: RunData) -> tuple[list[int], list[float]]:
+    """Held-out losses of the shared weights over the tokens of the cluster that measured."""
+    found: dict[int, float] = {}
+    for events in split_by_cluster(run.events).values():
+        tokens = {step.step: step.tokens for step in of_kind(events, InnerEvent)}
+        for event in of_kind(events, EvalEvent):
+            if event.weights == "shared" and (event.step == 0 or event.step in tokens):
+                # All clusters hold the same shared weights: one point for each place is enough.
+                found.setdefault(tokens.get(event.step, 0), event.loss)
+    return sorted(found), [found[key] for key in sorted(found)]
+
+
+def _sent(events: Sequence[Event]) -> Iterator[tuple[int, int]]:
+    """(inner steps so far, bytes sent so far) after each exchange of one cluster."""
+    step = total = 0
+    for event in events:
+        if isinstance(event, InnerEvent):
+            step = event.step
+        elif isinstance(event, OuterEvent):
+            total += event.bytes_sent
+            yield step, total
+
+
+def _phase_seconds(run: RunData) -> dict[int, tuple[float, float, float]]:
+    """round -> seconds of (inner compute, blocked, exchange), means over the clusters."""
+    found: dict[int, list[tuple[float, float, float]]] = {}
+    for events in split_by_cluster(run.events).values():
+        steps = latest_by_step(events)
+        compute: dict[int, float] = {}
+        for step, seconds in zip(steps, compute_seconds(steps), strict=True):
+            compute[step.round] = compute.get(step.round, 0.0) + seconds
+        for event in {e.round: e for e in of_kind(events, OuterEvent)}.values():
+            inner = compute.get(event.round, 0.0)
+            found.setdefault(event.round, []).append(
+                (inner, event.blocked_seconds, event.exchange_seconds)
+            )
+    return {
+        round_: tuple(float(np.mean(phase)) for phase in zip(*values, strict=True))  # type: ignore[misc]
+        for round_, values in found.items()
+    }
+
+
+def _parameters(run: RunData) -> int | None:
+    starts = of_kind(run.events, RunEvent)
+    return starts[-1].model_size if starts else None

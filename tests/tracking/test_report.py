@@ -1,0 +1,196 @@
+"""The report: one page that needs nothing else and shows no text as markup."""
+
+import os
+import re
+from argparse import ArgumentParser
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from dsx.cli import report as cli_report
+from dsx.errors import TrackingError
+from dsx.tracking.events import Event
+from dsx.tracking.jsonl import JsonlSink
+from dsx.tracking.plots import MAX_POINTS, RunData, loss_over_tokens
+from dsx.tracking.report import render_report, write_report
+from tests.tracking.runs import cluster_events, inner_event, run_event, write_run
+
+HOSTILE = "<script>alert(1)</script>&\"'$x^2$"
+
+
+class Page(HTMLParser):
+    """What a reader needs of a page: its elements, ids, links, and the rows of its tables."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.rows: list[list[str]] = []
+        self._in_cell = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "xlink:href", "action", "data"):
+                self.links.append(value or "")
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self._in_cell = True
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th"):
+            self._in_cell = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_cell:
+            self.rows[-1][-1] += data
+
+
+def write_events(run_dir: Path, events: list[Event]) -> None:
+    for cluster in {event.cluster for event in events}:
+        sink = JsonlSink(run_dir, cluster)
+        for event in events:
+            if event.cluster == cluster:
+                sink.write(event)
+        sink.close()
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    write_run(folder)
+    return folder
+
+
+def test_the_page_has_every_plot_and_its_numbers(run_dir: Path):
+    page = Page(render_report([run_dir]))
+    plots = [name for name in page.ids if name.startswith("plot-")]
+    assert plots == ["plot-loss", "plot-bytes", "plot-speed", "plot-phases-0"]
+    assert page.tags.count("svg") == len(plots)
+    for row in (
+        ["tokens", "512"],
+        ["held-out loss of the shared weights", "2.0000"],
+        ["held-out bits per byte", "1.4427"],
+        ["bytes sent between clusters", "2.00 kB"],
+        ["per-step fp32 all-reduce would have sent", "32.0 kB"],
+        ["times fewer bytes", "16.0"],
+        ["stages", "2"],
+        ["torch", "2.13.0"],
+        ["dsx.name", "tiny"],
+        ["gradient_clipping", "1.0"],
+    ):
+        assert row in page.rows
+    assert page.rows[[row[0] for row in page.rows].index("c1")][1:6] == [
+        "4",
+        "2",
+        "256",
+        "4.0000",
+        "1.0000",
+    ]
+
+
+def test_the_page_loads_nothing_and_its_ids_are_unique(run_dir: Path):
+    text = render_report([run_dir, run_dir])
+    page = Page(text)
+    assert "http" not in text
+    assert not {"script", "img", "iframe", "object", "embed"} & set(page.tags)
+    assert all(link.startswith("#") or link == "data:," for link in page.links)
+    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+    assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+    assert not re.search(r"@import|url\((?!#)", text)
+
+
+def test_the_plots_take_their_colours_from_the_page_in_light_and_dark(run_dir: Path):
+    text = render_report([run_dir])
+    drawings = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+    used = set(re.findall(r"var\((--[\w-]+)\)", "".join(drawings)))
+    assert not re.search(r"#[0-9a-fA-F]{6}\b", "".join(drawings))
+    light, dark = text.split("@media (prefers-color-scheme: dark)")
+    for variable in used:
+        assert f"{variable}: #" in light
+        assert f"{variable}: #" in dark
+
+
+def test_no_text_of_a_run_becomes_markup(tmp_path: Path):
+    events: list[Event] = [
+        run_event(HOSTILE.replace("/", "-"), settings={"dsx": {"name": HOSTILE}, HOSTILE: HOSTILE}),
+        inner_event(HOSTILE.replace("/", "-"), 1),
+        inner_event(HOSTILE.replace("/", "-"), 2),
+    ]
+    write_events(tmp_path, events)
+    text = render_report([tmp_path])
+    assert "<script" not in text
+    assert [HOSTILE, HOSTILE] in Page(text).rows
+    assert "$x^2$" in text
+
+
+def test_several_runs_stand_side_by_side(run_dir: Path, tmp_path: Path):
+    renamed = [
+        run_event(cluster, settings={"dsx": {"name": "other"}}) if event.kind == "run" else event
+        for cluster in ("c0", "c1")
+        for event in cluster_events(cluster)
+    ]
+    write_events(tmp_path, renamed)
+    page = Page(render_report([run_dir, tmp_path]))
+    assert ["", "tiny", "other"] in page.rows
+    assert ["tokens", "512", "512"] in page.rows
+    assert {"tiny: c0", "tiny: c1", "other: c0", "other: c1"} <= {row[0] for row in page.rows}
+    assert {"plot-phases-0", "plot-phases-1"} <= set(page.ids)
+
+
+def test_a_run_without_a_step_still_gets_its_page(tmp_path: Path):
+    write_events(tmp_path, [run_event()])
+    page = Page(render_report([tmp_path]))
+    assert "svg" not in page.tags
+    assert ["tokens", "0"] in page.rows
+
+
+def test_a_long_run_is_thinned_to_means_that_keep_its_course():
+    steps = [inner_event(step=s, loss=float(s)) for s in range(1, 10_001)]
+    figure = loss_over_tokens([RunData("x", steps)])
+    assert figure is not None
+    [line] = figure.axes[0].lines
+    assert MAX_POINTS / 2 < len(line.get_xdata()) <= MAX_POINTS
+    assert list(line.get_xdata()) == pytest.approx([64 * y for y in line.get_ydata()])
+
+
+def test_the_command_writes_the_page_where_it_says(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    parser = ArgumentParser()
+    cli_report.add_arguments(parser)
+    output = tmp_path / "pages" / "out.html"
+    assert cli_report.run(parser.parse_args(["--run", str(run_dir), "--output", str(output)])) == 0
+    assert capsys.readouterr().out.strip() == str(output)
+    assert output.read_text().startswith("<!DOCTYPE html>")
+    assert os.listdir(output.parent) == ["out.html"]
+
+
+def test_a_page_that_could_not_be_written_leaves_the_old_one(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    output = tmp_path / "report.html"
+    output.write_text("old")
+
+    def full(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="disk full"):
+        write_report([run_dir], output)
+    assert output.read_text() == "old"
+    assert os.listdir(tmp_path) == ["report.html"]
+
+
+def test_a_folder_without_metrics_is_refused_before_anything_is_written(tmp_path: Path):
+    with pytest.raises(TrackingError, match="holds no metrics"):
+        write_report([tmp_path], tmp_path / "report.html")
+    assert os.listdir(tmp_path) == []
