@@ -1,0 +1,1 @@
+"""The `dsx` command: one file per subcommand, argument parsing only."""

@@ -1,0 +1,83 @@
+"""The console entry `dsx`: finds the command, imports only that one, and reports errors.
+
+A command is a module `dsx.cli.NAME` with `HELP` (one line), `add_arguments(parser)` and
+`run(arguments) -> int`, the exit code.
+"""
+
+import argparse
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+
+from dsx import __version__
+from dsx.errors import DsxError, SettingsError
+
+COMMANDS = {
+    "prepare": "Turn text into a tokenizer and packed token shards.",
+    "tokenizer": "Train a tokenizer.",
+    "local": "Start several clusters on this machine.",
+    "coordinator": "Run the meeting point of the clusters.",
+    "export": "Write a run's weights as a Hugging Face checkpoint.",
+    "report": "Write a self-contained HTML page about one or more runs.",
+    "bench": "Measure this machine and this installation.",
+}
+"""Name -> the command's `HELP`, repeated here so that `dsx --help` imports no command."""
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `dsx` with `argv` (the process's own arguments by default); returns the exit code.
+
+    2: wrong usage or settings. 1: another error that a user can act on, told without a traceback.
+    130: interrupted. Faults of dsx itself keep their traceback. As usual with argparse, `--help`,
+    `--version` and wrong arguments raise SystemExit.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    # The command comes first; `dsx` itself has no option that takes a value.
+    name = next((word for word in words if not word.startswith("-")), None)
+    if name is not None and name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+        print(f"dsx: unknown command {name}; {advice}", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        parser = _parser(name)
+        arguments = parser.parse_args(words)
+        if arguments.command is None:
+            parser.print_help(sys.stderr)
+            return EXIT_USAGE
+        return int(arguments.run(arguments))
+    except SettingsError as error:
+        return _fail(error, EXIT_USAGE)
+    except DsxError as error:
+        return _fail(error, EXIT_FAILED)
+    except KeyboardInterrupt:
+        print("dsx: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _parser(chosen: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dsx",
+        description="Pretrain large language models on several clusters joined by slow links.",
+    )
+    parser.add_argument("--version", action="version", version=f"dsx {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        if name == chosen:
+            module = importlib.import_module(f"dsx.cli.{name}")
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    return parser
+
+
+def _fail(error: DsxError, code: int) -> int:
+    print(f"dsx: {error}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
