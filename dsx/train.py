@@ -1,0 +1,62 @@
+"""What `deepspeed --module dsx.train` starts on every rank: one cluster of a run.
+
+`deepspeed --num_gpus 2 --module dsx.train --deepspeed_config F [--set KEY=VALUE ...]
+[--cluster NAME --coordinator http://HOST:PORT]`. Without `--coordinator` it is a plain pipeline
+run of one cluster.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from dsx.errors import DsxError
+from dsx.settings import load_settings
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line of one rank."""
+    parser = argparse.ArgumentParser(prog="dsx.train", description=__doc__)
+    parser.add_argument("--deepspeed_config", required=True, metavar="F", help="settings file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--cluster", default="c0", metavar="NAME", help="this cluster's name")
+    parser.add_argument("--coordinator", metavar="URL", help="address of `dsx coordinator`")
+    parser.add_argument("--bind", metavar="HOST", help="where other clusters reach this one")
+    parser.add_argument("--resume", default="auto", metavar="auto|PATH|never")
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train; returns the exit code."""
+    args = parse(argv)
+    rank = int(os.environ.get("RANK", "0"))
+    logging.basicConfig(
+        level=logging.INFO if rank == 0 else logging.WARNING,
+        format=f"%(asctime)s {args.cluster}/{rank} %(levelname)s %(message)s",
+    )
+    try:
+        _train(args, rank)
+    except DsxError as error:
+        print(f"dsx: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def _train(args: argparse.Namespace, rank: int) -> None:
+    settings = load_settings(args.deepspeed_config, args.set)
+    # Heavy imports come after the settings are known to be good.
+    from dsx.training.preflight import preflight
+    from dsx.training.run import ClusterRun, Launch
+
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    ready = preflight(settings, processes, check_split=rank == 0)
+    launch = Launch(args.cluster, args.coordinator, args.bind, args.resume)
+    run = ClusterRun(settings, launch, ready)
+    run.train()
+    run.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""One cluster's run from settings to the last checkpoint: where all other packages meet."""

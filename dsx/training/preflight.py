@@ -1,0 +1,82 @@
+"""Everything that can be refused before training starts, and what was read to find that out."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from transformers import PretrainedConfig
+
+from dsx.data.prepare import prepare
+from dsx.data.prepared import PreparedData
+from dsx.errors import DataError
+from dsx.models.config import load_config
+from dsx.models.partition import StageRange
+from dsx.models.plan import ModelPlan
+#SCfrom dsx.models.self_check import self_check
+from dsx.settings import Settings, check_layout
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """A run that can start."""
+
+    config: PretrainedConfig
+    plan: ModelPlan
+    stages: list[StageRange]
+    replicas: int
+    data: PreparedData
+
+    @property
+    def model_size(self) -> int:
+        """Parameters of the whole model, tied ones once."""
+        return sum(shape.numel() for shape in self.plan.parameter_shapes.values())
+
+
+def preflight(settings: Settings, processes: int, check_split: bool = True) -> Preflight:
+    """Check a run on `processes` ranks per cluster; prepares the data where that isn't done yet.
+
+    Args:
+        check_split: also run a shrunken model split and unsplit (seconds; once per cluster).
+
+    Raises:
+        DsxError: naming the value, the limit and the way out.
+    """
+    replicas = check_layout(settings, processes)
+    config = load_config(settings.dsx.model)
+    plan = ModelPlan(config)
+    pipeline = settings.dsx.pipeline
+    stages = plan.partition(pipeline.stages, pipeline.partition)
+    data = prepare(settings)
+    if data.vocab_size > plan.vocab_size:
+        raise DataError(
+            f"the tokenizer has {data.vocab_size} entries, but the model's embedding only "
+            f"{plan.vocab_size} rows: set vocab_size in dsx.model.config to at least "
+            f"{data.vocab_size}, or choose a smaller dsx.tokenizer"
+        )
+    if check_split:
+        pass  #SC
+    return Preflight(config, plan, stages, replicas, data)
+
+
+def run_identity(settings: Settings, ready: Preflight) -> str:
+    """Digest of all that clusters of one run must have in common.
+
+    Left out is what may differ from site to site: folders, tracking, checkpoints, the split into
+    stages (the shapes of an outer group are compared on their own).
+    """
+    everything = settings.model_dump(mode="json")
+    dsx = everything["dsx"]
+    for key in ("run_dir", "tracking", "checkpoint", "pipeline"):
+        del dsx[key]
+    del dsx["data"]["cache_dir"]
+    del dsx["data"]["source"]
+    del dsx["tokenizer"]
+    del dsx["model"]["path"]
+    shared = {
+        "settings": everything,
+        "model": ready.config.to_diff_dict(),
+        "data": ready.data.digest,
+        "replicas": ready.replicas,
+    }
+    canonical = json.dumps(shared, sort_keys=True, default=str)
+    return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,84 @@
+"""Turns what happens in a run into the lines that it leaves behind."""
+
+from importlib.metadata import version
+
+from dsx.cluster.engine import StepResult
+from dsx.outer.engine import RoundReport
+from dsx.settings import Settings
+from dsx.tracking.events import EvalEvent, InnerEvent, OuterEvent, RunEvent
+from dsx.tracking.tracker import Tracker
+from dsx.training.preflight import Preflight
+
+_PACKAGES = ("dsx", "torch", "deepspeed", "transformers", "torchft")
+
+
+class Reporter:
+    """The lines of one cluster. Only its rank 0 has a tracker with sinks."""
+
+    def __init__(self, tracker: Tracker, cluster: str, codec: str) -> None:
+        self._tracker = tracker
+        self._cluster = cluster
+        self._codec = codec
+
+    def run(self, settings: Settings, ready: Preflight) -> None:
+        stages = [stage.stop - stage.start for stage in ready.stages]
+        self._tracker.log(
+            RunEvent(
+                cluster=self._cluster,
+                settings=settings.model_dump(mode="json"),
+                versions={name: version(name) for name in _PACKAGES},
+                model_size=ready.model_size,
+                layout={
+                    "stages": len(stages),
+                    "replicas": ready.replicas,
+                    "layers_per_stage": stages,
+                },
+                heldout_bytes_per_token=ready.data.heldout_bytes_per_token,
+            )
+        )
+
+    def inner(self, step: int, round_: int, lr: float, result: StepResult, batch: int) -> None:
+        self._tracker.log(
+            InnerEvent(
+                cluster=self._cluster,
+                step=step,
+                round=round_,
+                loss=result.loss,
+                lr=lr,
+                grad_norm=result.grad_norm,
+                tokens=step * batch,
+                tokens_per_second=batch / result.seconds,
+            )
+        )
+
+    def outer(self, report: RoundReport) -> None:
+        self._tracker.log(
+            OuterEvent(
+                cluster=self._cluster,
+                round=report.round,
+                participants=list(report.participants),
+                bytes_sent=report.bytes_sent,
+                bytes_received=report.bytes_received,
+                exchange_seconds=report.exchange_seconds,
+                blocked_seconds=report.blocked_seconds,
+                local_steps=report.local_steps,
+                codec=self._codec,
+                pseudo_gradient_norm=report.pseudo_gradient_norm,
+                shared_digest=report.shared_digest,
+                tokens_total=report.tokens_total,
+            )
+        )
+
+    def evaluation(self, step: int, round_: int, loss: float, shared: bool) -> None:
+        self._tracker.log(
+            EvalEvent(
+                cluster=self._cluster,
+                step=step,
+                round=round_,
+                loss=loss,
+                weights="shared" if shared else "local",
+            )
+        )
+
+    def close(self) -> None:
+        self._tracker.close()
