@@ -1,0 +1,178 @@
+"""One display for all clusters of a run, fed by what they write: metrics files and logs."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from dsx.errors import TrackingError
+from dsx.tracking.events import EvalEvent, InnerEvent, metrics_path, parse_line
+from dsx.tracking.phases import phase_in
+from dsx.tracking.tail import Tail
+from dsx.tracking.text import count_text, number_text
+
+PLAIN_SECONDS = 5.0
+"""Time between lines where the output is not a terminal."""
+
+
+def log_path(run_dir: Path | str, cluster: str) -> Path:
+    """Where the output of a cluster's processes goes."""
+    return Path(run_dir) / "logs" / f"{cluster}.log"
+
+
+@dataclass
+class ClusterProgress:
+    """What is known of one cluster."""
+
+    name: str
+    phase: str = "starting"
+    step: int = 0
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    shared_eval_loss: float | None = None
+
+    @property
+    def numbers(self) -> str:
+        parts = []
+        if self.loss is not None:
+            parts.append(f"loss {number_text(self.loss, digits=3)}")
+        if self.tokens_per_second is not None:
+            parts.append(f"{count_text(self.tokens_per_second)} tokens/s")
+        if self.shared_eval_loss is not None:
+            parts.append(f"held-out {number_text(self.shared_eval_loss, digits=3)}")
+        return "  ".join(parts)
+
+
+class ClusterFeed:
+    """Follows a cluster's metrics file and log from the moment it is made."""
+
+    def __init__(self, run_dir: Path | str, cluster: str) -> None:
+        self.state = ClusterProgress(cluster)
+        self._metrics = Tail(metrics_path(run_dir, cluster))
+        self._log = Tail(log_path(run_dir, cluster))
+
+    def poll(self) -> ClusterProgress:
+        """The state after everything that was written up to now."""
+        for line in self._log.new_lines():
+            self.state.phase = phase_in(line) or self.state.phase
+        for line in self._metrics.new_lines():
+            try:
+                event = parse_line(line, "line")
+            except TrackingError:
+                continue  # The end of a line that a killed process had begun.
+            if isinstance(event, InnerEvent):
+                if event.step != self.state.step:
+                    self.state.phase = "training"
+                self.state.step = event.step
+                self.state.loss = event.loss
+                self.state.tokens_per_second = event.tokens_per_second
+            elif isinstance(event, EvalEvent) and event.weights == "shared":
+                self.state.shared_eval_loss = event.loss
+        return self.state
+
+
+class RunProgress:
+    """The display: a bar for each cluster on a terminal, elsewhere a line every few seconds.
+
+    A context manager; call `update` several times a second inside it. Make it before the clusters
+    start, since it follows their files from their present ends.
+
+    Args:
+        run_dir: the run's folder.
+        clusters: their names.
+        steps: inner steps of the whole run.
+        console: where to show it; the standard error output by default.
+        clock: seconds, for the time between plain lines.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path | str,
+        clusters: Sequence[str],
+        steps: int,
+        *,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console or Console(stderr=True)
+        self._clock = clock
+        self._steps = steps
+        self._feeds = [ClusterFeed(run_dir, cluster) for cluster in clusters]
+        self._last_line = ""
+        self._next_line = float("-inf")
+        self._bars: Progress | None = None
+        self._tasks: list[TaskID] = []
+
+    @property
+    def states(self) -> list[ClusterProgress]:
+        return [feed.state for feed in self._feeds]
+
+    def __enter__(self) -> "RunProgress":
+        if self._console.is_terminal:
+            self._bars = Progress(
+                TextColumn("{task.description}", style="bold", markup=False),
+                TextColumn("{task.fields[phase]}", markup=False),
+                BarColumn(bar_width=24),
+                TextColumn("{task.completed:.0f}/{task.fields[steps]}"),
+                TextColumn("{task.fields[numbers]}", style="cyan", markup=False),
+                TimeElapsedColumn(),
+                console=self._console,
+            )
+            self._tasks = [
+                self._bars.add_task(
+                    feed.state.name,
+                    total=self._steps or None,
+                    phase="",
+                    numbers="",
+                    steps=self._steps,
+                )
+                for feed in self._feeds
+            ]
+            self._bars.start()
+        self.update()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._next_line = float("-inf")
+        self.update()
+        if self._bars is not None:
+            self._bars.stop()
+
+    def set_phase(self, cluster: str, phase: str) -> None:
+        """Say something about a cluster that it can't say itself, such as that it has ended."""
+        for feed in self._feeds:
+            if feed.state.name == cluster:
+                feed.state.phase = phase
+
+    def update(self) -> None:
+        """Read what is new and show it."""
+        for feed in self._feeds:
+            feed.poll()
+        if self._bars is None:
+            self._print_line()
+            return
+        for task, state in zip(self._tasks, self.states, strict=True):
+            self._bars.update(task, completed=state.step, phase=state.phase, numbers=state.numbers)
+
+    def _print_line(self) -> None:
+        now = self._clock()
+        if now < self._next_line:
+            return
+        line = " | ".join(self._describe(state) for state in self.states)
+        if line != self._last_line:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._last_line = line
+            self._next_line = now + PLAIN_SECONDS
+
+    def _describe(self, state: ClusterProgress) -> str:
+        steps = f"{state.step}/{self._steps}" if state.step else ""
+        return "  ".join(part for part in (state.name, state.phase, steps, state.numbers) if part)
