@@ -1,0 +1,1 @@
+"""Codecs: how pseudo-gradients become bytes, and what is kept of what the bytes leave out."""
