@@ -1,7 +1,7 @@
 """What is wrong with a settings file, in words: every problem with its key, limit and fix."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,20 +63,22 @@ def _is_shadowed(key: str, found: dict[str, list[str]]) -> bool:
     return deeper and all(_WANTED in text for text in found[key])
 
 
-def _key_of(loc: Iterable[int | str], raw: object, missing: bool) -> tuple[str, ...]:
-    """The path inside the file: pydantic's location without the names of union members."""
-    parts = list(loc)
-    tail = [str(parts.pop())] if missing else []
+def _key_of(loc: Sequence[int | str], raw: object, missing: bool) -> tuple[str, ...]:
+    """The path inside the file: pydantic's location without the names of union members.
+
+    `missing`: the last part names what is not there.
+    """
     path: list[str] = []
     value = raw
-    for part in parts:
-        if isinstance(value, dict) and part in value:
-            value = value[part]
-            path.append(str(part))
-        elif isinstance(value, list | tuple) and isinstance(part, int):
-            value = value[part]
+    for depth, part in enumerate(loc, start=1):
+        absent = missing and depth == len(loc)
+        if isinstance(part, int) and isinstance(value, list | tuple):
             path[-1] += f"[{part}]"
-    return (*path, *tail)
+            value = None if absent else value[part]
+        elif absent or (isinstance(value, dict) and part in value):
+            path.append(str(part))
+            value = value[part] if isinstance(value, dict) and not absent else None
+    return tuple(path)
 
 
 _EXPECTED = {
