@@ -17,7 +17,7 @@ COMMANDS = {
     "prepare": "Turn text into a tokenizer and packed token shards.",
     "tokenizer": "Train a tokenizer.",
     "local": "Start several clusters on this machine.",
-    "coordinator": "Run the meeting point of the clusters.",
+    "coordinator": "Run the meeting point of the clusters until Ctrl-C or SIGTERM.",
     "export": "Write a run's weights as a Hugging Face checkpoint.",
     "report": "Write a self-contained HTML page about one or more runs.",
     "bench": "Measure this machine and this installation.",
