@@ -81,8 +81,7 @@ class ClusterRun:
         while self.step < steps:
             self._inner_step()
         if self.outer is not None:
-            for report in self.outer.finish():
-                self._report.outer(report)
+            self.outer.finish()
         if self._evaluated_at < self.step or steps == 0:
             self._evaluate()
 
@@ -150,14 +149,11 @@ class ClusterRun:
             if self._evaluation_is_due():
                 self._evaluate()
             return
-        self._log_round(self.outer.advance(self.tokens_per_step, result.seconds))
-        self._log_round(self.outer.settle())
-
-    def _log_round(self, report: RoundReport | None) -> None:
-        if report is not None:
-            self._report.outer(report)
+        self.outer.advance(self.tokens_per_step, result.seconds)
+        self.outer.settle()
 
     def _after_commit(self, report: RoundReport) -> None:
+        self._report.outer(report)
         if self._evaluation_is_due():
             self._evaluate()
 
