@@ -106,9 +106,9 @@ _WANTED = "expected "
 def _explain(item: Any, key: tuple[str, ...], raw: object, model: type[Block]) -> str:
     kind, context, value = item["type"], item.get("ctx", {}), item["input"]
     if kind == "extra_forbidden":
-        return explain_unknown(model, key)
+        return explain_unknown(model, key, raw)
     if kind in ("missing", "union_tag_not_found"):
-        return _explain_missing(key, model)
+        return _explain_missing(key, raw, model)
     if kind in _EXPECTED:
         return f"is {show(value)}; {_WANTED}{_EXPECTED[kind]}{_type_advice(value)}"
     if kind in _LIMITS:
@@ -126,8 +126,8 @@ def _explain(item: Any, key: tuple[str, ...], raw: object, model: type[Block]) -
     return f"is {show(value)}; {item['msg']}"
 
 
-def _explain_missing(key: tuple[str, ...], model: type[Block]) -> str:
-    for block in blocks_at(model, key[:-1]):
+def _explain_missing(key: tuple[str, ...], raw: object, model: type[Block]) -> str:
+    for block in blocks_at(model, key[:-1], raw):
         field = block.model_fields.get(key[-1])
         if field is not None:
             return f"is required but missing. {field.description or ''}".rstrip()

@@ -4,7 +4,7 @@ import inspect
 import json
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -14,7 +14,7 @@ from dsx.settings.base import Block
 from dsx.settings.deepspeed_keys import DeepSpeedSettings
 from dsx.settings.dsx_block import DsxSettings
 from dsx.settings.settings import Settings
-from dsx.settings.tree import blocks_in, refusals
+from dsx.settings.tree import blocks_in, kind_of, refusals
 
 DOCUMENT = Path("docs/configuration.md")
 
@@ -56,36 +56,55 @@ _ACROSS = """\
 def reference() -> str:
     """The whole document."""
     parts = [_INTRODUCTION, "## DeepSpeed's keys"]
-    parts += [_table(DeepSpeedSettings), *_inner_chapters(DeepSpeedSettings)]
-    parts += ["## The `dsx` block", _table(DsxSettings), *_inner_chapters(DsxSettings, "dsx")]
+    parts += [_table(DeepSpeedSettings), *chapters(DeepSpeedSettings)]
+    parts += ["## The `dsx` block", _table(DsxSettings), *chapters(DsxSettings, "dsx")]
     parts += [_ACROSS, _refused()]
     return "\n\n".join(parts) + "\n"
 
 
-def _chapter(block: type[Block], path: str, variant: str = "") -> Iterator[str]:
-    """The section of the block at `path`, then those of the blocks inside it."""
-    yield f"### `{path}`{variant}"
-    yield inspect.cleandoc(block.__doc__ or "")
-    yield _table(block)
-    yield from _inner_chapters(block, path)
-
-
-def _inner_chapters(block: type[Block], path: str = "") -> Iterator[str]:
+def chapters(block: type[Block], path: str = "") -> Iterator[str]:
+    """The sections of the blocks inside `block`, which stands at `path`."""
+    unions: dict[tuple[type[Block], ...], list[str]] = {}
     for name, field in block.model_fields.items():
         inner = f"{path}.{name}" if path else name
         children = blocks_in(field.annotation)
-        for child in children:
-            if len(children) == 1:
-                yield from _chapter(child, inner)
-            else:
-                yield from _variant_chapter(child, inner)
+        if len(children) == 1:
+            yield from _chapter(children[0], inner)
+        elif all("params" in child.model_fields for child in children):
+            yield from (part for child in children for part in _params_chapter(child, inner))
+        else:
+            unions.setdefault(tuple(children), []).append(f"`{inner}`")
+    for members, paths in unions.items():
+        yield f"### {', '.join(paths)}"
+        yield _variants(members)
 
 
-def _variant_chapter(block: type[Block], path: str) -> Iterator[str]:
-    """One member of a union told apart by `type`: only its `params` differ."""
-    (kind,) = get_args(block.model_fields["type"].annotation)
+def _chapter(block: type[Block], path: str, variant: str = "") -> Iterator[str]:
+    yield f"### `{path}`{variant}"
+    yield inspect.cleandoc(block.__doc__ or "")
+    yield _table(block)
+    yield from chapters(block, path)
+
+
+def _params_chapter(block: type[Block], path: str) -> Iterator[str]:
+    """One member of a union whose members differ in `type` and `params` only."""
     (params,) = blocks_in(block.model_fields["params"].annotation)
-    yield from _chapter(params, f"{path}.params", f' of `"type": "{kind}"`')
+    return _chapter(params, f"{path}.params", f' of `"type": "{kind_of(block)}"`')
+
+
+def _variants(blocks: Iterable[type[Block]]) -> str:
+    """A table of the members of a union that `type` tells apart."""
+    lines = ["| `type` | | Keys |", "| --- | --- | --- |"]
+    for block in blocks:
+        keys = [
+            f"`{name}` ({_type(field.annotation, field.metadata)}; {_default(field)}): "
+            f"{field.description}"
+            for name, field in block.model_fields.items()
+            if name != "type"
+        ]
+        text = " ".join(inspect.cleandoc(block.__doc__ or "").split())
+        lines.append(f"| `{json.dumps(kind_of(block))}` | {text} | {' '.join(keys)} |")
+    return "\n".join(lines)
 
 
 def _table(block: type[Block]) -> str:
@@ -106,6 +125,9 @@ def _type(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _type(arguments[0], arguments[1:])
+    kinds = [kind for block in blocks_in(annotation) if (kind := kind_of(block))]
+    if len(kinds) > 1:
+        return "block, `type` " + ", ".join(f"`{json.dumps(kind)}`" for kind in kinds)
     if blocks_in(annotation) and origin not in (Union, types.UnionType):
         return "block"
     if origin in (Union, types.UnionType):
@@ -137,7 +159,10 @@ def _default(field: FieldInfo) -> str:
         return "**required**"
     if field.default_factory is not None:
         default = field.get_default(call_default_factory=True, validated_data={})
-        return "see below" if isinstance(default, Block) else f"`{json.dumps(default)}`"
+        if isinstance(default, Block):
+            kind = kind_of(type(default))
+            return f"`{json.dumps(kind)}`" if kind else "see below"
+        return f"`{json.dumps(default)}`"
     return "unset" if field.default is None else f"`{json.dumps(field.default)}`"
 
 

@@ -4,7 +4,7 @@ import difflib
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from dsx.settings.base import Block
 
@@ -20,16 +20,30 @@ def blocks_in(annotation: Any) -> list[type[Block]]:
     return []
 
 
-def blocks_at(model: type[Block], path: Sequence[str]) -> list[type[Block]]:
-    """The blocks that may stand at `path` below `model`; none if `path` leads to no block."""
+def kind_of(block: type[Block]) -> str | None:
+    """The `type` that tells this block from the others of a union, if it has one."""
+    field = block.model_fields.get("type")
+    if field is None or get_origin(field.annotation) is not Literal:
+        return None
+    return str(get_args(field.annotation)[0])
+
+
+def blocks_at(model: type[Block], path: Sequence[str], raw: object = None) -> list[type[Block]]:
+    """The blocks that may stand at `path` below `model`; none if `path` leads to no block.
+
+    Where a `type` in `raw`, the parsed file, chooses among several blocks, only that one.
+    """
     here = [model]
     for key in path:
-        here = [
-            inner
-            for block in here
-            if key in block.model_fields
-            for inner in blocks_in(block.model_fields[key].annotation)
+        raw = raw.get(key) if isinstance(raw, Mapping) else None
+        inner = [
+            block
+            for outer in here
+            if key in outer.model_fields
+            for block in blocks_in(outer.model_fields[key].annotation)
         ]
+        kind = raw.get("type") if isinstance(raw, Mapping) else raw
+        here = [block for block in inner if kind is not None and kind_of(block) == kind] or inner
     return here
 
 
@@ -50,14 +64,16 @@ def walk(model: type[Block], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str
             yield from walk(block, (*prefix, name))
 
 
-def explain_unknown(model: type[Block], path: tuple[str, ...]) -> str:
-    """Why the key at `path` is refused, and which right name is nearest."""
+def explain_unknown(model: type[Block], path: tuple[str, ...], raw: object) -> str:
+    """Why the key at `path` of the parsed file `raw` is refused, and the nearest right name."""
     *outer, key = path
-    here = blocks_at(model, outer)
+    here = blocks_at(model, outer, raw)
     unsupported = {name: why for block in here for name, why in block.unsupported.items()}
     if key in unsupported:
         return f"can't be used: {unsupported[key]}"
     siblings = list(dict.fromkeys(name for block in here for name in block.model_fields))
+    if any(key in block.model_fields for block in blocks_at(model, outer)):
+        return f"does not go with the chosen `type`, which has {', '.join(siblings)}"
     elsewhere = [".".join(found) for found in dict.fromkeys(walk(model)) if found[-1] == key]
     # A key that is right in another block beats one that only resembles a key of this block.
     near = _closest(key, [*siblings, *unsupported], cutoff=0.8 if elsewhere else 0.6)

@@ -39,6 +39,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "did you mean dsx.tokenizer.vocab_size?",
     ),
     ({"dsx.zzz": 1}, "dsx.zzz", "dsx has name, run_dir, seed"),
+    (
+        {"optimizer.params.momentum": 0.9},
+        "optimizer.params.momentum",
+        "does not go with the chosen `type`, which has lr, betas, eps",
+    ),
     # keys that are right somewhere else
     ({"local_steps": 20}, "local_steps", "belongs under dsx.outer (dsx.outer.local_steps)"),
     ({"dsx.seq_len": 64}, "dsx.seq_len", "belongs under dsx.data (dsx.data.seq_len)"),
