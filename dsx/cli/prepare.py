@@ -2,33 +2,27 @@
 
 import argparse
 
+from dsx.cli.common import add_settings_arguments, settings_from
+
+HELP = "Turn text into a tokenizer and packed token shards."
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.add_argument(
-        "--deepspeed_config", required=True, metavar="FILE", help="the settings file"
-    )
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override settings, for example dsx.data.seq_len=512",
-    )
+    add_settings_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Prepare the data and print what there is now.
 
     Raises:
         SettingsError: the settings are wrong.
         DataError: the data can't be prepared.
     """
+    # Importing `datasets` takes seconds, which wrong settings need not wait for.
+    settings = settings_from(arguments)
     from dsx.data.prepare import prepare
     from dsx.data.summary import describe
-    from dsx.settings.loading import load_settings
 
-    print(describe(prepare(load_settings(args.deepspeed_config, args.overrides))))
+    print(describe(prepare(settings)))
     return 0

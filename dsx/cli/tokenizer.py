@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+HELP = "Train a tokenizer."
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
@@ -28,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Train the tokenizer and print what it makes of its corpus.
 
     Raises:
@@ -37,11 +39,11 @@ def run(args: argparse.Namespace) -> int:
     from dsx.data.tokenizer_training import train_tokenizer_folder
 
     trained = train_tokenizer_folder(
-        args.input[0] if len(args.input) == 1 else args.input,
-        args.vocab_size,
-        args.output,
-        text_field=args.text_field,
-        cache_dir=args.cache_dir,
+        arguments.input[0] if len(arguments.input) == 1 else arguments.input,
+        arguments.vocab_size,
+        arguments.output,
+        text_field=arguments.text_field,
+        cache_dir=arguments.cache_dir,
     )
     print(
         f"wrote {trained.folder}: {trained.vocab_size:,} entries, trained on "

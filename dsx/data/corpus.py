@@ -7,6 +7,7 @@ A text file is one document. A `.jsonl`/`.ndjson`/`.json` file has one JSON obje
 import glob
 import json
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,9 +51,9 @@ class FileCorpus:
                 _documents_of_files,
                 gen_kwargs={"files": self.files, "text_field": self.text_field},
                 features=datasets.Features({"text": datasets.Value("large_string")}),
-                cache_dir=str(scratch),
-                # The scratch folder is new for every build, so any fixed name will do, and
-                # hashing thousands of paths is saved.
+                # A folder of its own: `datasets` would look for an older result in a shared one, by
+                # a fingerprint of the paths that knows nothing of the contents.
+                cache_dir=tempfile.mkdtemp(dir=scratch),
                 fingerprint=text_digest("documents")[:16],
             )
         except datasets.exceptions.DatasetGenerationError as error:

@@ -143,10 +143,12 @@ class TokenBlocks:
         self.seq_len = seq_len
         self._count = max(0, (len(stream) - 1) // seq_len)
         if self._count == 0:
+            more = "more text"
+            if split == "heldout":
+                more += ", or a larger data.heldout_fraction"
             raise DataError(
                 f"the {split} text has {len(stream)} tokens, but one block of seq_len {seq_len} "
-                f"needs {seq_len + 1}; lower data.seq_len, give more text"
-                + (", or raise data.heldout_fraction" if split == "heldout" else "")
+                f"needs {seq_len + 1}; give a smaller data.seq_len, or {more}"
             )
 
     @property

@@ -1,0 +1,68 @@
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from dsx.cli import prepare, tokenizer
+from dsx.data.tokenizer import encode_documents
+from dsx.errors import DataError
+from tests.data.conftest import document
+
+
+def train(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    tokenizer.add_arguments(parser)
+    return tokenizer.run(parser.parse_args(["train", *words]))
+
+
+def test_tokenizer_train_writes_an_hf_folder_and_says_how_well_it_packs(
+    jsonl: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ("--input", jsonl.name, "--vocab-size", "290", "--output", "out/small")
+    assert train(*command, "--cache-dir", "cache") == 0
+    loaded = AutoTokenizer.from_pretrained("out/small")
+    assert len(loaded) == 290
+    texts = [document(number) for number in range(40)]
+    size = sum(len(text) for text in texts)
+    tokens = sum(len(ids) for ids in encode_documents(loaded, texts, "small"))
+    assert capsys.readouterr().out == (
+        f"wrote out/small: 290 entries, trained on 40 documents, {size:,} bytes; "
+        f"{size / tokens:.3f} bytes per token on them\n"
+    )
+    assert list(Path("cache").iterdir()) == []
+    with pytest.raises(DataError, match="out/small exists already"):
+        train(*command)
+
+
+def test_prepare_prints_what_was_built_and_then_reused(
+    jsonl: Path, tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": {"stage": 1},
+        "dsx": {
+            "name": "test",
+            "run_dir": "runs/test",
+            "model": {"config": {"model_type": "llama", "vocab_size": 300}},
+            "data": {"source": jsonl.name, "heldout_fraction": 0.1, "cache_dir": "cache"},
+            "tokenizer": str(tokenizer_folder),
+            "training": {"steps": 1},
+        },
+    }
+    Path("settings.json").write_text(json.dumps(settings))
+    parser = argparse.ArgumentParser()
+    prepare.add_arguments(parser)
+    words = ["--deepspeed_config", "settings.json", "--set", "dsx.data.seq_len=32"]
+    assert prepare.run(parser.parse_args(words)) == 0
+    built = capsys.readouterr().out
+    assert built.startswith("built cache/prepared/")
+    assert "train     36 documents, " in built
+    assert " blocks of 32 tokens" in built
+    assert " bytes per token; gzip -9 needs " in built
+    assert prepare.run(parser.parse_args(words)) == 0
+    assert capsys.readouterr().out == built.replace("built", "reused", 1)
