@@ -32,6 +32,7 @@ class Reporter:
                     "stages": len(stages),
                     "replicas": ready.replicas,
                     "layers_per_stage": stages,
+                    "data_folder": str(ready.data.folder),
                 },
                 heldout_bytes_per_token=ready.data.heldout_bytes_per_token,
             )
