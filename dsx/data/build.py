@@ -32,8 +32,9 @@ def texts_of(documents: datasets.Dataset, progress: Progress, what: str) -> Iter
     """The documents' texts in order, counted by the progress display as `what`."""
     task = progress.add_task(what, total=len(documents))
     for batch in documents.iter(batch_size=_BATCH):
-        yield from batch["text"]
+        # Counted first: who takes exactly as many texts as there are never asks for the end.
         progress.advance(task, len(batch["text"]))
+        yield from batch["text"]
 
 
 def tokenize(
