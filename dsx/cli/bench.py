@@ -1,0 +1,27 @@
+"""`dsx bench NAME`: measurements, each a ratio to something run beside it."""
+
+import argparse
+import importlib
+
+HELP = "Measure this machine and this installation."
+
+BENCHES = {
+    "overhead": "Tokens per second against a bare DeepSpeed script on the same model and data.",
+    "codec": "Speed of every codec against an in-place copy.",
+}
+"""Name -> the one line that tells what `dsx.bench.NAME` measures."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One sub-command a bench; the module behind it is imported when its turn has come."""
+    benches = parser.add_subparsers(dest="bench", metavar="NAME", required=True)
+    for name, summary in BENCHES.items():
+        bench = benches.add_parser(name, help=summary, description=summary)
+        bench.add_argument("--json", action="store_true", help="print JSON instead of a table")
+        module = importlib.import_module(f"dsx.bench.{name}")
+        module.add_arguments(bench)
+        bench.set_defaults(bench_run=module.run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return int(arguments.bench_run(arguments))
