@@ -11,15 +11,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from dsx.errors import DsxError
-from dsx.settings import load_settings
+from dsx.cli.common import add_settings_arguments, settings_from
+from dsx.errors import DsxError, SettingsError
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line of one rank."""
     parser = argparse.ArgumentParser(prog="dsx.train", description=__doc__)
-    parser.add_argument("--deepspeed_config", required=True, metavar="F", help="settings file")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    add_settings_arguments(parser)
     parser.add_argument("--cluster", default="c0", metavar="NAME", help="this cluster's name")
     parser.add_argument("--coordinator", metavar="URL", help="address of `dsx coordinator`")
     parser.add_argument("--bind", metavar="HOST", help="where other clusters reach this one")
@@ -40,12 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         _train(args, rank)
     except DsxError as error:
         print(f"dsx: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return 1
+        return 2 if isinstance(error, SettingsError) else 1
     return 0
 
 
 def _train(args: argparse.Namespace, rank: int) -> None:
-    settings = load_settings(args.deepspeed_config, args.set)
+    settings = settings_from(args)
     # Heavy imports come after the settings are known to be good.
     from dsx.training.preflight import preflight
     from dsx.training.run import ClusterRun, Launch

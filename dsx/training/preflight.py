@@ -4,15 +4,13 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from transformers import PretrainedConfig
-
 from dsx.data.prepare import prepare
 from dsx.data.prepared import PreparedData
-from dsx.errors import DataError
+from dsx.errors import DataError, ModelError
 from dsx.models.config import load_config
 from dsx.models.partition import StageRange
 from dsx.models.plan import ModelPlan
-#SCfrom dsx.models.self_check import self_check
+from dsx.models.self_check import self_check
 from dsx.settings import Settings, check_layout
 
 
@@ -20,7 +18,6 @@ from dsx.settings import Settings, check_layout
 class Preflight:
     """A run that can start."""
 
-    config: PretrainedConfig
     plan: ModelPlan
     stages: list[StageRange]
     replicas: int
@@ -46,6 +43,13 @@ def preflight(settings: Settings, processes: int, check_split: bool = True) -> P
     plan = ModelPlan(config)
     pipeline = settings.dsx.pipeline
     stages = plan.partition(pipeline.stages, pipeline.partition)
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and settings.dsx.data.seq_len > longest:
+        raise ModelError(
+            f"dsx.data.seq_len is {settings.dsx.data.seq_len}, but the model knows only {longest} "
+            f"positions: set seq_len to at most {longest}, or max_position_embeddings in "
+            "dsx.model.config to more"
+        )
     data = prepare(settings)
     if data.vocab_size > plan.vocab_size:
         raise DataError(
@@ -54,8 +58,8 @@ def preflight(settings: Settings, processes: int, check_split: bool = True) -> P
             f"{data.vocab_size}, or choose a smaller dsx.tokenizer"
         )
     if check_split:
-        pass  #SC
-    return Preflight(config, plan, stages, replicas, data)
+        self_check(config)
+    return Preflight(plan, stages, replicas, data)
 
 
 def run_identity(settings: Settings, ready: Preflight) -> str:
@@ -74,7 +78,7 @@ def run_identity(settings: Settings, ready: Preflight) -> str:
     del dsx["model"]["path"]
     shared = {
         "settings": everything,
-        "model": ready.config.to_diff_dict(),
+        "model": ready.plan.config.to_diff_dict(),
         "data": ready.data.digest,
         "replicas": ready.replicas,
     }
