@@ -151,6 +151,7 @@ class RunProgress:
         """Say something about a cluster that it can't say itself, such as that it has ended."""
         for feed in self._feeds:
             if feed.state.name == cluster:
+                feed.poll()  # What it said itself came before.
                 feed.state.phase = phase
 
     def update(self) -> None:

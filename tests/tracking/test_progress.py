@@ -89,6 +89,14 @@ def test_a_phase_after_the_steps_replaces_training(tmp_path: Path):
     assert progress.states[1].phase == "training"
 
 
+def test_what_is_said_about_a_cluster_comes_after_what_it_said_itself(tmp_path: Path):
+    progress, _ = plain(tmp_path, Clock())
+    say(tmp_path, "c1", "[dsx] phase: saving")
+    progress.set_phase("c1", "failed")
+    progress.update()
+    assert progress.states[1].phase == "failed"
+
+
 def test_a_line_that_is_still_being_written_waits_for_its_end(tmp_path: Path):
     progress, _ = plain(tmp_path, Clock())
     line = to_line(inner_event(step=5))

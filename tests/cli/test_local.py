@@ -1,0 +1,97 @@
+"""`dsx local` with a stand-in for the `deepspeed` command."""
+
+from argparse import ArgumentParser
+from pathlib import Path
+
+import pytest
+
+from dsx.cli import local
+from dsx.cluster import launch
+from dsx.errors import LaunchError, SettingsError
+from tests.cluster.fake_deepspeed import FakeDeepSpeed
+from tests.settings.files import changed, written
+from tests.tracking.runs import write_run
+
+
+def call(*words: str) -> int:
+    parser = ArgumentParser()
+    local.add_arguments(parser)
+    return local.run(parser.parse_args(words))
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    return written(tmp_path, changed(**{"dsx.run_dir": str(tmp_path / "run")}))
+
+
+def use(monkeypatch: pytest.MonkeyPatch, folder: Path, **behaviour: object) -> FakeDeepSpeed:
+    fake = FakeDeepSpeed(folder / "fake", behaviour)
+    monkeypatch.setattr(launch, "deepspeed_command", lambda: fake.command)
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    return fake
+
+
+def test_all_clusters_are_started_together_and_a_summary_ends_the_run(
+    settings: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+):
+    fake = use(monkeypatch, tmp_path, c0="succeed", c1="succeed")
+    write_run(tmp_path / "run")  # What the clusters would have left.
+    words = ["--deepspeed_config", str(settings), "--clusters", "2", "--replicas", "3"]
+    assert call(*words, "--set", "dsx.seed=7", "dsx.outer.local_steps=5") == 0
+    calls = [fake.call(name)["arguments"] for name in ("c0", "c1")]
+    for name, arguments in zip(("c0", "c1"), calls, strict=True):
+        assert arguments[:2] == ["--num_gpus", "6"]
+        at = arguments.index("--module")
+        assert arguments[at : at + 10] == [
+            "--module",
+            "dsx.train",
+            "--deepspeed_config",
+            str(settings),
+            "--set",
+            "dsx.outer.start_clusters=2",
+            "--set",
+            "dsx.seed=7",
+            "--set",
+            "dsx.outer.local_steps=5",
+        ]
+        assert arguments[at + 10 : at + 13] == ["--cluster", name, "--coordinator"]
+        assert arguments[-1].startswith("http://127.0.0.1:")
+    assert calls[0][-1] == calls[1][-1]
+    assert calls[0][3] != calls[1][3]
+    output, errors = capfd.readouterr()
+    assert "c0  starting | c1  starting" in errors
+    assert "c0  finished | c1  finished" in errors
+    assert "held-out loss of the shared weights" in output
+    assert "2.0000 (1.4427 bits per byte)" in output
+    assert "16.0 times as much" in output
+
+
+def test_a_failed_cluster_fails_the_command_with_its_error(
+    settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    failing = {"after": ["c0"], "print": "dsx: DataError: no such file: corpus.txt", "code": 3}
+    fake = use(monkeypatch, tmp_path, c0="forever", c1=failing)
+    with pytest.raises(LaunchError, match=r"c1 failed with exit code 3: DataError: no such file"):
+        call("--deepspeed_config", str(settings))
+    assert fake.alive() == []
+
+
+def test_wrong_settings_are_refused_before_anything_is_started(
+    settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fake = use(monkeypatch, tmp_path, c0="succeed", c1="succeed")
+    with pytest.raises(SettingsError, match="min_clusters"):
+        call("--deepspeed_config", str(settings), "--set", "dsx.outer.min_clusters=3")
+    with pytest.raises(SettingsError, match="train_batch_size"):
+        call("--deepspeed_config", str(settings), "--set", "train_batch_size=7")
+    assert not (fake.folder / "pids").exists()
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "two"])
+def test_a_number_of_clusters_below_one_is_wrong_usage(settings: Path, count: str):
+    with pytest.raises(SystemExit):
+        call("--deepspeed_config", str(settings), "--clusters", count)
