@@ -10,10 +10,10 @@ from torch import Tensor
 from dsx.compression.compiling import decoder, encoder
 from dsx.compression.levels import (
     Levels,
+    absmax_scale_bits,
     decode_blocks,
     encode_blocks,
     inverse_scale,
-    scale_bits,
 )
 from dsx.errors import ExchangeError
 
@@ -210,7 +210,7 @@ class Fp16(Quantizer):
         """bfloat16 scales of the blocks, not below their largest magnitudes, and 1 / scale."""
         padding = -values.numel() % self.block
         blocks = torch.nn.functional.pad(values, (0, padding)).view(-1, self.block)
-        bits = scale_bits(blocks, 1.0)
+        bits = absmax_scale_bits(blocks, 1.0)
         scale = bits.view(torch.float32)
         return scale.to(torch.bfloat16).view(-1), inverse_scale(scale).view(-1)
 

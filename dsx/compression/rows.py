@@ -32,6 +32,11 @@ def has_row_map(shape: Sequence[int]) -> bool:
     return len(shape) >= 2 and rows > 1 and length >= _SHORTEST
 
 
+def row_map_bytes(rows: int) -> int:
+    """Length of the longest note on so many rows."""
+    return 1 + -(-rows // 8)
+
+
 def live_rows(matrix: Tensor) -> Tensor | None:
     """Places (int64, on the device of `matrix`) of the rows that are not all zero; None if all."""
     live = matrix[:, 0] != 0

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from dsx.compression.codec import Codec, build_codec
-from dsx.compression.describe import describe
+from dsx.compression.build import build_codec
+from dsx.compression.codec import Codec
 from dsx.compression.wire import Message, pack, read_bundle
 from dsx.errors import ExchangeError
-from dsx.settings.codec_block import CodecSettings, CompressionSettings
+from dsx.settings.codec_block import CompressionSettings
 
 Kind = str
 """A field of CompressionSettings: "matrices", "embeddings" or "vectors"."""
@@ -41,13 +41,11 @@ class CodecTable:
         compiled: bool = False,
     ) -> None:
         self._vocab_size = vocab_size
-        self._seed = seed
         self._compiled = compiled
         self._codecs: dict[Kind, Codec] = {
             kind: build_codec(getattr(settings, kind), seed, compiled)
             for kind in ("matrices", "embeddings", "vectors")
         }
-        self._decoders: dict[bytes, Codec] = {}
         self._staged: dict[str, Codec] = {}
 
     def codec_for(self, name: str, shape: Sequence[int]) -> Codec:
@@ -81,7 +79,8 @@ class CodecTable:
 
     def decode_message(self, message: Message) -> Tensor:
         """The fp32 CPU tensor that a message holds; ExchangeError if its body is unsound."""
-        return self._decoder(message.codec).decode(message.body, message.shape)
+        codec = build_codec(message.codec, compiled=self._compiled)
+        return codec.decode(message.body, message.shape)
 
     def commit(self) -> None:
         """The round counts: codecs take over what they learnt from the last encodings."""
@@ -113,9 +112,3 @@ class CodecTable:
             codec.load_state_dict(
                 {key.removeprefix(prefix): v for key, v in state.items() if key.startswith(prefix)}
             )
-
-    def _decoder(self, settings: CodecSettings) -> Codec:
-        key = describe(settings)
-        if key not in self._decoders:
-            self._decoders[key] = build_codec(settings, self._seed, self._compiled)
-        return self._decoders[key]
