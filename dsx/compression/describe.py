@@ -50,8 +50,10 @@ def understand(description: bytes) -> CodecSettings:
     """The inverse of `describe`; ExchangeError if the bytes describe no codec."""
     kind = description[0] if description else 0
     rest = description[1:]
-    if kind == _TOPK and len(rest) > 4 and 0 < (fraction := _FRACTION.unpack(rest[:4])[0]) <= 1:
-        return TopKCodec(fraction=fraction, values=_understand_quantizer(rest[4:], description))
+    if kind == _TOPK and len(rest) > 4:
+        (fraction,) = _FRACTION.unpack(rest[:4])
+        if 2.0**-20 <= fraction <= 1:
+            return TopKCodec(fraction=fraction, values=_understand_quantizer(rest[4:], description))
     if kind == _LOWRANK and len(rest) > 2 and (rank := int.from_bytes(rest[:2], "little")):
         return LowRankCodec(rank=rank, factors=_understand_quantizer(rest[2:], description))
     return _understand_quantizer(description, description)

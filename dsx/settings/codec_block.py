@@ -91,7 +91,9 @@ class TopKCodec(Block):
     """Only the entries of largest magnitude, with their places (SparseLoCo, arXiv 2508.15706)."""
 
     type: Literal["topk"] = "topk"
-    fraction: float = Field(0.03, ge=1e-6, le=1, description="Share of the entries that is sent.")
+    fraction: float = Field(
+        0.03, ge=2.0**-20, le=1, description="Share of the entries that is sent."
+    )
     values: QuantizerSettings = Field(
         default_factory=Int2Codec, description="How the values of those entries are sent."
     )

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from dsx.compression.build import build_codec
+from dsx.compression.describe import describe, understand
 from dsx.compression.elias_fano import decode_indices, encode_indices, encoded_bytes
 from dsx.errors import ExchangeError
 from dsx.settings.codec_block import NoneCodec, TopKCodec
@@ -85,3 +87,10 @@ def test_more_entries_than_the_fraction_allows_are_refused():
     body[:8] = torch.tensor([1 << 60]).view(torch.uint8)
     with pytest.raises(ExchangeError, match="at most 100"):
         codec.decode(body, (1000,))
+
+
+def test_the_smallest_fraction_is_understood_by_the_reader():
+    codec = TopKCodec(fraction=2.0**-20)
+    assert understand(describe(codec)) == codec
+    with pytest.raises(ValidationError):
+        TopKCodec(fraction=2.0**-21)
