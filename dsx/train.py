@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from dsx.cli.common import add_settings_arguments, settings_from
 from dsx.errors import DsxError, SettingsError
+from dsx.tracking.phases import announce
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -45,13 +46,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _train(args: argparse.Namespace, rank: int) -> None:
     settings = settings_from(args)
+    announce("loading libraries", rank)
     # Heavy imports come after the settings are known to be good.
     from dsx.training.preflight import preflight
     from dsx.training.run import ClusterRun, Launch
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
+    announce("preparing data, checking the model", rank)
     ready = preflight(settings, processes, check_split=rank == 0)
     launch = Launch(args.cluster, args.coordinator, args.bind, args.resume)
+    announce("building the model", rank)
     run = ClusterRun(settings, launch, ready)
     run.train()
     run.close()

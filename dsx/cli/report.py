@@ -9,6 +9,7 @@ HELP = "Write a self-contained HTML page about one or more runs."
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run",
+        dest="runs",  # `run` is the command itself.
         metavar="DIR",
         type=Path,
         action="extend",
@@ -27,5 +28,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from dsx.tracking.report import write_report
 
-    print(write_report(args.run, args.output or args.run[0] / "report.html"))
+    print(write_report(args.runs, args.output or args.runs[0] / "report.html"))
     return 0

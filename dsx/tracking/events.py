@@ -93,6 +93,14 @@ class OuterEvent:
     """Digest of the shared weights after the outer step: equal on all participants."""
     tokens_total: int
     """Tokens that all clusters together have trained on since the start of the run."""
+    delay: int = 0
+    """Inner steps between the boundary and the arrival of the average."""
+    relative_error: float = math.nan
+    """||v - decode(encode(v))|| / ||v||: what the codec lost."""
+    residual_ratio: float = math.nan
+    """Norm of the error feedback over that of the averaged pseudo-gradient."""
+    cosine: float = math.nan
+    """Between this cluster's pseudo-gradient and the average."""
 
 
 @dataclass(frozen=True, kw_only=True)

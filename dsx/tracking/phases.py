@@ -6,12 +6,13 @@ _MARK = "[dsx] phase: "
 _PATTERN = re.compile(re.escape(_MARK) + r"([^\x1b\r\n]*)")
 
 
-def announce(phase: str) -> None:
+def announce(phase: str, rank: int = 0) -> None:
     """Say on the standard output what this cluster does now, for example "preparing data".
 
-    Called by one rank of a cluster. `dsx local` shows the text in its progress display.
+    Of a cluster's ranks only rank 0 says it. `dsx local` shows it in its progress display.
     """
-    print(f"{_MARK}{phase}", flush=True)
+    if rank == 0:
+        print(f"{_MARK}{phase}", flush=True)
 
 
 def phase_in(line: str) -> str | None:

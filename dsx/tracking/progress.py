@@ -13,10 +13,12 @@ from dsx.errors import TrackingError
 from dsx.tracking.events import EvalEvent, InnerEvent, metrics_path, parse_line
 from dsx.tracking.phases import phase_in
 from dsx.tracking.tail import Tail
-from dsx.tracking.text import count_text, number_text
+from dsx.tracking.text import count_text, number_text, seconds_text
 
 PLAIN_SECONDS = 5.0
 """Time between lines where the output is not a terminal."""
+QUIET_SECONDS = 30.0
+"""The same while nothing changes."""
 
 
 def log_path(run_dir: Path | str, cluster: str) -> Path:
@@ -102,8 +104,9 @@ class RunProgress:
         self._clock = clock
         self._steps = steps
         self._feeds = [ClusterFeed(run_dir, cluster) for cluster in clusters]
+        self._started = clock()
         self._last_line = ""
-        self._next_line = float("-inf")
+        self._printed_at = float("-inf")
         self._bars: Progress | None = None
         self._tasks: list[TaskID] = []
 
@@ -142,8 +145,7 @@ class RunProgress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._next_line = float("-inf")
-        self.update()
+        self.update(last=True)
         if self._bars is not None:
             self._bars.stop()
 
@@ -154,25 +156,26 @@ class RunProgress:
                 feed.poll()  # What it said itself came before.
                 feed.state.phase = phase
 
-    def update(self) -> None:
-        """Read what is new and show it."""
+    def update(self, *, last: bool = False) -> None:
+        """Read what is new and show it; `last` shows it whatever was shown a moment ago."""
         for feed in self._feeds:
             feed.poll()
         if self._bars is None:
-            self._print_line()
+            self._print_line(last)
             return
         for task, state in zip(self._tasks, self.states, strict=True):
             self._bars.update(task, completed=state.step, phase=state.phase, numbers=state.numbers)
 
-    def _print_line(self) -> None:
+    def _print_line(self, last: bool) -> None:
         now = self._clock()
-        if now < self._next_line:
-            return
         line = " | ".join(self._describe(state) for state in self.states)
-        if line != self._last_line:
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        news = line != self._last_line
+        since = now - self._printed_at
+        if (news and last) or since >= (PLAIN_SECONDS if news else QUIET_SECONDS):
+            elapsed = seconds_text(round(now - self._started), digits=0)
+            self._console.print(f"{elapsed}: {line}", markup=False, highlight=False, soft_wrap=True)
             self._last_line = line
-            self._next_line = now + PLAIN_SECONDS
+            self._printed_at = now
 
     def _describe(self, state: ClusterProgress) -> str:
         steps = f"{state.step}/{self._steps}" if state.step else ""

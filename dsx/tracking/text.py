@@ -30,12 +30,12 @@ def bytes_text(value: float | None) -> str:
     return _scaled(value, ("B", "kB", "MB", "GB", "TB", "PB"))
 
 
-def seconds_text(value: float | None) -> str:
-    """0.25 -> "0.25 s", 75 -> "1 min 15 s", 4000 -> "1 h 6 min"."""
+def seconds_text(value: float | None, digits: int = 2) -> str:
+    """0.25 -> "0.25 s", 75 -> "1 min 15 s", 4000 -> "1 h 6 min"; `digits`: at most below 1 s."""
     if value is None or math.isnan(value):
         return DASH
     if value < 60:
-        return f"{value:.1f} s" if value >= 1 else f"{value:.2f} s"
+        return f"{value:.{min(digits, 2 if value < 1 else 1)}f} s"
     minutes, seconds = divmod(round(value), 60)
     if minutes < 60:
         return f"{minutes} min {seconds} s"

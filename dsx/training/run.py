@@ -7,12 +7,15 @@ from dsx.cluster.engine import ClusterEngine
 from dsx.cluster.schedule import learning_rate
 from dsx.data.batches import BatchStream, heldout_batches
 from dsx.data.order import SampleOrder
+from dsx.models.pretrained import load_pretrained
+from dsx.models.stage import Stage
 from dsx.outer.engine import OuterEngine, RoundReport
 from dsx.settings import Settings
+from dsx.tracking.phases import announce
 from dsx.tracking.tracker import Tracker
 from dsx.training.meeting import meet
 from dsx.training.preflight import Preflight, run_identity
-from dsx.training.reporting import Reporter
+from dsx.training.reporting import Reporter, codec_label
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +47,7 @@ class ClusterRun:
             if self.engine.rank == 0
             else Tracker([])
         )
-        self._report = Reporter(tracker, launch.cluster, codec="none")
+        self._report = Reporter(tracker, launch.cluster, codec=codec_label(self._dsx.outer.compression))
         self._heldout = heldout_batches(
             ready.data.heldout,
             settings.train_micro_batch_size_per_gpu,
@@ -81,6 +84,7 @@ class ClusterRun:
         while self.step < steps:
             self._inner_step()
         if self.outer is not None:
+            announce("finishing the last exchange", self.engine.rank)
             self.outer.finish()
         if self._evaluated_at < self.step or steps == 0:
             self._evaluate()
@@ -92,18 +96,17 @@ class ClusterRun:
         self._report.close()
         self.engine.close()
 
-    def _build_stage(self, index: int):  # type: ignore[no-untyped-def]
+    def _build_stage(self, index: int) -> Stage:
         pipeline = self._dsx.pipeline
-        scratch = self._dsx.model.init == "scratch"
+        model = self._dsx.model
+        pretrained = model.path if model.init == "pretrained" else None
         stage = self._ready.plan.build_stage(
             self._ready.stages[index],
-            self._dsx.seed if scratch else None,
+            None if pretrained else self._dsx.seed,
             pipeline.activation_checkpointing,
         )
-        if not scratch:
-            from dsx.models.pretrained import load_pretrained
-
-            load_pretrained(stage, self._dsx.model.path)
+        if pretrained:
+            load_pretrained(stage, pretrained)
         return stage
 
     def _join_clusters(self):  # type: ignore[no-untyped-def]
@@ -122,9 +125,11 @@ class ClusterRun:
             self._dsx.outer,
             self.engine.weights,
             exchange,
-            run_identity(self._settings, self._ready),
-            self.engine.agreement,
-            self._after_commit,
+            identity=run_identity(self._settings, self._ready),
+            seed=self._dsx.seed,
+            vocab_size=self._ready.plan.vocab_size,
+            agreement=self.engine.agreement,
+            on_commit=self._after_commit,
         )
         return outer, store
 
@@ -132,6 +137,7 @@ class ClusterRun:
         """This cluster's place among those that read the corpus together."""
         if self.outer is None:
             return 0, 1
+        announce("waiting for the other clusters", self.engine.rank)
         clusters = self.outer.start()
         # A cluster that comes later goes on where the others are.
         self.step = self.outer.round * self._dsx.outer.local_steps
@@ -168,6 +174,7 @@ class ClusterRun:
         if self.outer is not None:
             own = weights.fetch()
             weights.store(self.outer.theta)
+        announce("evaluating", self.engine.rank)
         loss = self.engine.eval_loss(self._heldout)
         if own is not None:
             weights.store(own)

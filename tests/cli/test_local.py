@@ -62,7 +62,7 @@ def test_all_clusters_are_started_together_and_a_summary_ends_the_run(
     assert calls[0][-1] == calls[1][-1]
     assert calls[0][3] != calls[1][3]
     output, errors = capfd.readouterr()
-    assert "c0  starting | c1  starting" in errors
+    assert ": c0  starting | c1  starting" in errors
     assert "c0  finished | c1  finished" in errors
     assert "held-out loss of the shared weights" in output
     assert "2.0000 (1.4427 bits per byte)" in output

@@ -40,30 +40,39 @@ def append(run_dir: Path, cluster: str, text: str) -> None:
 
 def test_a_phase_that_a_rank_announces_is_found_in_its_log(capsys: pytest.CaptureFixture[str]):
     announce("preparing data")
+    announce("preparing data", rank=1)
     line = capsys.readouterr().out.rstrip("\n")
     assert phase_in(line) == "preparing data"
     assert phase_in(f"2026-01-01 c0: {line}\x1b[0m") == "preparing data"
     assert phase_in("some other line") is None
 
 
-def test_away_from_a_terminal_there_is_a_line_every_few_seconds_and_only_with_news(tmp_path: Path):
+def test_away_from_a_terminal_there_is_a_line_every_few_seconds_and_fewer_without_news(
+    tmp_path: Path,
+):
     clock = Clock()
     progress, output = plain(tmp_path, clock)
     with progress:
-        assert output.getvalue() == "c0  starting | c1  starting\n"
+        assert output.getvalue() == "0 s: c0  starting | c1  starting\n"
         say(tmp_path, "c0", "[dsx] phase: preparing data")
         progress.update()
         assert output.getvalue().count("\n") == 1
         clock.now += PLAIN_SECONDS
         progress.update()
-        assert output.getvalue().splitlines()[1:] == ["c0  preparing data | c1  starting"]
+        assert output.getvalue().splitlines()[1:] == ["5 s: c0  preparing data | c1  starting"]
         clock.now += PLAIN_SECONDS
         progress.update()
         assert output.getvalue().count("\n") == 2
+        clock.now = 71.0
+        progress.update()
+        assert output.getvalue().splitlines()[2:] == [
+            "1 min 11 s: c0  preparing data | c1  starting"
+        ]
         append(tmp_path, "c0", to_line(inner_event(step=12, loss=3.25, tokens_per_second=14_000)))
         append(tmp_path, "c0", to_line(eval_event(step=12, loss=2.5)))
-    assert output.getvalue().splitlines()[2:] == [
-        "c0  training  12/400  loss 3.250  14.0 k tokens/s  held-out 2.500 | c1  starting"
+    numbers = "loss 3.250  14.0 k tokens/s  held-out 2.500"
+    assert output.getvalue().splitlines()[3:] == [
+        f"1 min 11 s: c0  training  12/400  {numbers} | c1  starting"
     ]
 
 

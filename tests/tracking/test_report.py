@@ -2,13 +2,12 @@
 
 import os
 import re
-from argparse import ArgumentParser
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from dsx.cli import report as cli_report
+from dsx.cli.main import main
 from dsx.errors import TrackingError
 from dsx.tracking.events import Event
 from dsx.tracking.jsonl import JsonlSink
@@ -165,10 +164,8 @@ def test_a_long_run_is_thinned_to_means_that_keep_its_course():
 def test_the_command_writes_the_page_where_it_says(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    parser = ArgumentParser()
-    cli_report.add_arguments(parser)
     output = tmp_path / "pages" / "out.html"
-    assert cli_report.run(parser.parse_args(["--run", str(run_dir), "--output", str(output)])) == 0
+    assert main(["report", "--run", str(run_dir), "--output", str(output)]) == 0
     assert capsys.readouterr().out.strip() == str(output)
     assert output.read_text().startswith("<!DOCTYPE html>")
     assert os.listdir(output.parent) == ["out.html"]
