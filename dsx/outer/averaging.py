@@ -1,80 +1,284 @@
-"""The weighted mean of the clusters' pseudo-gradients, the same bits on every cluster."""
+"""The weighted mean of the clusters' encoded pseudo-gradients, the same bits on every cluster.
 
-from collections.abc import Iterator, Mapping, Sequence
+`v_c = beta e_c + delta_c; b_c = encode(v_c); Delta = sum_c w_c decode(b_c)`, and `e_c = v_c -
+decode(b_c)` once the round commits. Two patterns:
+
+* *gather*: everybody gets everybody's bytes and decodes them in member order: C - 1 payloads in.
+* *scatter*: each tensor has an owner, who decodes, sums in fp32, encodes the mean and hands it to
+  all: about two payloads in, whatever C. The owner's second rounding error joins its own error
+  feedback, divided by its weight, and so enters the next mean undiminished.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
+from dsx.compression.feedback import ErrorFeedback
+from dsx.compression.table import CodecTable
 from dsx.errors import ExchangeError
-from dsx.exchange.interface import Exchange, gather
+from dsx.exchange.interface import Exchange, Membership, gather
+from dsx.outer.buckets import buckets
+from dsx.settings.codec_block import CompressionSettings
 
-# Large enough to fill a slow link, small enough that a model many times the size of this
-# passes through the host's memory piece by piece.
-_BUCKET_BYTES = 64 * 2**20
-
-
-def buckets(shapes: Mapping[str, torch.Size]) -> Iterator[list[str]]:
-    """The names in order, cut into runs of at most 64 MiB of fp32 (or one larger tensor)."""
-    bucket: list[str] = []
-    size = 0
-    for name, shape in shapes.items():
-        bytes_ = 4 * shape.numel()
-        if bucket and size + bytes_ > _BUCKET_BYTES:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(name)
-        size += bytes_
-    if bucket:
-        yield bucket
+# From here on two payloads in are fewer than C - 1.
+_SCATTER_FROM = 4
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
-def pack(tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> torch.Tensor:
-    """The named fp32 tensors one after the other, as uint8, 1-D."""
-    return torch.cat([tensors[name].reshape(-1) for name in names]).view(torch.uint8)
+@dataclass
+class Moments:
+    """Sums of squares and products over this rank's share; what diagnostics are made of."""
+
+    update: float = 0.0
+    """||v||^2, v being what was encoded."""
+    error: float = 0.0
+    """||v - decode(encode(v))||^2."""
+    delta: float = 0.0
+    """||delta||^2 of the own pseudo-gradient."""
+    mean: float = 0.0
+    """||Delta||^2 of the average."""
+    product: float = 0.0
+    """delta . Delta."""
+
+    def values(self) -> list[float]:
+        return [self.update, self.error, self.delta, self.mean, self.product]
 
 
-def unpack(
-    payload: torch.Tensor, shapes: Mapping[str, torch.Size], names: Sequence[str], sender: str
-) -> dict[str, torch.Tensor]:
-    """The inverse of `pack`; raises ExchangeError when the length is not that of `names`."""
-    expected = sum(4 * shapes[name].numel() for name in names)
-    if payload.numel() != expected:
-        raise ExchangeError(
-            f"cluster {sender} sent {payload.numel()} bytes for {len(names)} tensors of "
-            f"{expected} bytes"
-        )
-    flat = payload.view(torch.float32)
-    pieces = flat.split([shapes[name].numel() for name in names])
-    return {name: piece.view(shapes[name]) for name, piece in zip(names, pieces, strict=True)}
+@dataclass
+class Average:
+    """Delta by name (fp32, CPU), and the moments it was taken with."""
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    moments: Moments = field(default_factory=Moments)
 
 
-def average(
-    exchange: Exchange,
-    clusters: Sequence[str],
-    shares: Sequence[float],
-    delta: Mapping[str, torch.Tensor] | None,
-    shapes: Mapping[str, torch.Size],
-) -> dict[str, torch.Tensor]:
-    """`Delta = sum_c w_c delta_c`, summed in member order.
+class Averager:
+    """Averages one pseudo-gradient after the other; remembers what encodings left out.
 
     Args:
-        clusters: the members' names.
-        shares: w_c per member; a member of share 0 sends nothing and receives the average.
-        delta: own pseudo-gradient, fp32 on the CPU; None where the own share is 0.
         shapes: names and shapes of the outer group's tensors.
+        seed: of the codecs that need one.
+        vocab_size: rows of the embedding; tells embeddings from other matrices.
     """
-    result: dict[str, torch.Tensor] = {}
-    nothing = torch.empty(0, dtype=torch.uint8)
-    for names in buckets(shapes):
-        payload = nothing if delta is None else pack(delta, names)
-        received = gather(exchange, len(clusters), payload)
+
+    def __init__(
+        self,
+        settings: CompressionSettings,
+        shapes: Mapping[str, torch.Size],
+        seed: int,
+        vocab_size: int | None,
+    ) -> None:
+        self._pattern = settings.averaging
+        self._shapes = dict(shapes)
+        self._table = CodecTable(settings, seed, vocab_size)
+        # An owner encodes means of tensors of which it encodes its own update, too.
+        self._mean_table = CodecTable(settings, seed, vocab_size)
+        self._feedback = ErrorFeedback(settings.feedback_decay)
+
+    def average(
+        self,
+        exchange: Exchange,
+        membership: Membership,
+        shares: Sequence[float],
+        delta: Mapping[str, torch.Tensor] | None,
+        round_: int,
+    ) -> Average:
+        """Delta of one round. Collective; changes nothing before `commit`.
+
+        Args:
+            shares: w_c per member; a member of share 0 sends nothing and receives the average.
+            delta: own pseudo-gradient, fp32 on the CPU; None where the own share is 0.
+            round_: number of the round, which every message carries.
+
+        Raises:
+            ExchangeError: a peer was lost, or sent something that can't be used.
+        """
+        step = _Step(exchange, membership, shares, delta, round_, Average())
+        if len(membership) == 1 and delta is not None:
+            self._alone(step, delta)
+            return step.average
+        contributors = sum(1 for share in shares if share)
+        scatter = self._pattern == "scatter" or (
+            self._pattern == "auto" and contributors >= _SCATTER_FROM
+        )
+        for names in buckets(self._shapes):
+            if scatter:
+                self._scatter(step, names)
+            else:
+                self._gather(step, names)
+        return step.average
+
+    def commit(self) -> None:
+        """The round counts: error feedback and codecs take over what they staged."""
+        self._feedback.commit()
+        self._table.commit()
+        self._mean_table.commit()
+
+    def discard(self) -> None:
+        """The round does not count."""
+        self._feedback.discard()
+        self._table.discard()
+        self._mean_table.discard()
+
+    def residual_square(self) -> float:
+        """||e||^2 of this rank's error feedback."""
+        return self._feedback.norm() ** 2
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Error feedback and codec state; fp32 CPU tensors, not copies."""
+        parts = {
+            "feedback": self._feedback.state_dict(),
+            "codec": self._table.state_dict(),
+            "mean_codec": self._mean_table.state_dict(),
+        }
+        return {
+            f"{part}/{key}": value for part, kept in parts.items() for key, value in kept.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `state_dict` gave."""
+
+        def part(name: str) -> dict[str, torch.Tensor]:
+            prefix = f"{name}/"
+            return {
+                key.removeprefix(prefix): value
+                for key, value in state.items()
+                if key.startswith(prefix)
+            }
+
+        self._feedback.load_state_dict(part("feedback"))
+        self._table.load_state_dict(part("codec"))
+        self._mean_table.load_state_dict(part("mean_codec"))
+
+    def _alone(self, step: "_Step", delta: Mapping[str, torch.Tensor]) -> None:
+        """Nobody to send to: nothing is encoded, and what earlier encodings left out comes in."""
+        for name, value in delta.items():
+            update = self._feedback.add(name, value)
+            self._feedback.stage(name, torch.zeros_like(update))
+            step.average.moments.update += _square(update)
+            self._keep(step, name, update)
+
+    # ------------------------------------------------------------------ the two patterns
+
+    def _gather(self, step: "_Step", names: list[str]) -> None:
+        payload = _NOTHING
+        if step.delta is not None:
+            payload = torch.cat([self._encode(step, name) for name in names])
+        bundles = gather(step.exchange, len(step.shares), payload)
+        self._mean(step, bundles, names)
+
+    def _scatter(self, step: "_Step", names: list[str]) -> None:
+        owners = self._owners(step.shares, names)
+        owned = [[name for name in names if owners[name] == m] for m in range(len(step.shares))]
+        payloads = [_NOTHING] * len(step.shares)
+        if step.delta is not None:
+            payloads = [
+                torch.cat([self._encode(step, name) for name in own]) if own else _NOTHING
+                for own in owned
+            ]
+        bundles = step.exchange.all_to_all(payloads)
+        mine = owned[step.membership.index]
+        messages = []
+        if mine:
+            own_share = step.shares[step.membership.index]
+            for name, mean in self._sum(step, bundles, mine).items():
+                message, residual = self._mean_table.encode_with_residual(name, mean, step.round)
+                self._feedback.stage(name, step.residuals.pop(name) + residual / own_share)
+                messages.append(message)
+        means = gather(
+            step.exchange, len(step.shares), torch.cat(messages) if messages else _NOTHING
+        )
+        for member, bundle in enumerate(means):
+            decoded = self._decode(self._mean_table, step, member, bundle, owned[member])
+            for name, mean in decoded.items():
+                self._keep(step, name, mean)
+
+    def _owners(self, shares: Sequence[float], names: list[str]) -> dict[str, int]:
+        """Largest tensor first, each to the contributor with the fewest elements so far."""
+        load = {member: 0 for member, share in enumerate(shares) if share}
+        owners = {}
+        for name in sorted(names, key=lambda name: (-self._shapes[name].numel(), name)):
+            owners[name] = min(load, key=lambda member: (load[member], member))
+            load[owners[name]] += self._shapes[name].numel()
+        return owners
+
+    # ------------------------------------------------------------------ one tensor
+
+    def _encode(self, step: "_Step", name: str) -> torch.Tensor:
+        assert step.delta is not None
+        value = self._feedback.add(name, step.delta[name])
+        message, residual = self._table.encode_with_residual(name, value, step.round)
+        self._feedback.stage(name, residual)
+        step.residuals[name] = residual
+        step.average.moments.update += _square(value)
+        step.average.moments.error += _square(residual)
+        return message
+
+    def _mean(self, step: "_Step", bundles: list[torch.Tensor], names: list[str]) -> None:
+        for name, mean in self._sum(step, bundles, names).items():
+            self._keep(step, name, mean)
+
+    def _sum(
+        self, step: "_Step", bundles: list[torch.Tensor], names: list[str]
+    ) -> dict[str, torch.Tensor]:
+        """sum_c w_c decode(b_c) in member order, which makes it the same bits everywhere."""
         total: dict[str, torch.Tensor] = {}
-        for cluster, share, message in zip(clusters, shares, received, strict=True):
+        for member, (share, bundle) in enumerate(zip(step.shares, bundles, strict=True)):
             if share == 0:
                 continue
-            for name, value in unpack(message, shapes, names, cluster).items():
+            for name, value in self._decode(self._table, step, member, bundle, names).items():
                 if name in total:
                     total[name].add_(value, alpha=share)
                 else:
                     total[name] = value * share
-        result.update(total)
-    return result
+        return total
+
+    def _decode(
+        self,
+        table: CodecTable,
+        step: "_Step",
+        member: int,
+        bundle: torch.Tensor,
+        names: list[str],
+    ) -> dict[str, torch.Tensor]:
+        sender = step.membership.clusters[member]
+        expected = {name: self._shapes[name] for name in names}
+        try:
+            decoded = dict(table.decode(bundle, expected, step.round))
+        except ExchangeError as error:
+            raise ExchangeError(f"from cluster {sender}: {error}") from error
+        missing = [name for name in names if name not in decoded]
+        if missing:
+            raise ExchangeError(
+                f"cluster {sender} sent {len(decoded)} of {len(names)} tensors; the first that is "
+                f"missing is {missing[0]}"
+            )
+        return decoded
+
+    def _keep(self, step: "_Step", name: str, mean: torch.Tensor) -> None:
+        step.average.tensors[name] = mean
+        step.residuals.pop(name, None)
+        moments = step.average.moments
+        moments.mean += _square(mean)
+        if step.delta is not None:
+            delta = step.delta[name]
+            moments.delta += _square(delta)
+            moments.product += float(torch.dot(delta.reshape(-1), mean.reshape(-1)))
+
+
+@dataclass
+class _Step:
+    """One call of `Averager.average`."""
+
+    exchange: Exchange
+    membership: Membership
+    shares: Sequence[float]
+    delta: Mapping[str, torch.Tensor] | None
+    round: int
+    average: Average
+    residuals: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def _square(value: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(value, dtype=torch.float64)) ** 2

@@ -6,6 +6,7 @@ committed averages only; whatever a cluster adds for itself is a local view.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +17,7 @@ import torch
 from dsx.errors import ExchangeError, ExchangeRefused
 from dsx.exchange.interface import Exchange
 from dsx.outer.agreement import Agreement, AloneAgreement
+from dsx.outer.averaging import Averager
 from dsx.outer.digest import join_digests, shapes_digest
 from dsx.outer.optimizer import OuterOptimizer
 from dsx.outer.overlap import DelayClock, own_share
@@ -47,6 +49,12 @@ class RoundReport:
     delay: int
     """Inner steps made between the boundary and the arrival of the average."""
     pseudo_gradient_norm: float
+    relative_error: float
+    """||v - decode(encode(v))|| / ||v||: what the codec lost of what it was given."""
+    residual_ratio: float
+    """||e|| / ||Delta||: the error feedback over the averaged pseudo-gradient."""
+    cosine: float
+    """Between this cluster's pseudo-gradient and the average; 0 where it sent none."""
     shared_digest: str
     """Of theta, independent of the layout; equal on all clusters."""
     tokens_total: int
@@ -78,6 +86,8 @@ class OuterEngine:
         weights: the inner training's fp32 masters.
         exchange: this rank's outer group.
         identity: digest of everything that clusters must have in common.
+        seed: of the codecs that need one.
+        vocab_size: rows of the embedding, whose codec may be another than that of other matrices.
         agreement: collectives among the ranks of this cluster.
         on_commit: called after a committed round was applied, with nothing in flight: the moment
             for an evaluation or a checkpoint.
@@ -89,10 +99,13 @@ class OuterEngine:
         weights: LocalWeights,
         exchange: Exchange,
         identity: str = "",
+        seed: int = 0,
+        vocab_size: int | None = None,
         agreement: Agreement | None = None,
         on_commit: Callable[[RoundReport], None] | None = None,
     ) -> None:
         self.step_in_round = 0
+        self.rounds_left_out = 0
         self._settings = settings
         self._weights = weights
         self._exchange = exchange
@@ -100,9 +113,11 @@ class OuterEngine:
         self._on_commit = on_commit
         self._clock = DelayClock(settings.delay)
         self.state = SharedState(OuterOptimizer(weights.fetch(), settings.lr, settings.momentum))
+        self.averager = Averager(settings.compression, weights.shapes(), seed, vocab_size)
         self._round = RoundExchange(
             self.state,
             exchange,
+            self.averager,
             shapes_digest(weights.shapes(), identity),
             settings.min_clusters,
         )
@@ -199,6 +214,7 @@ class OuterEngine:
         began = time.perf_counter()
         theta = self.theta
         end = self._weights.fetch()
+        delta: dict[str, torch.Tensor] | None
         delta = {name: theta[name] - value for name, value in end.items()}
         norm = self._norm(delta)
         delay = self._clock.steps(self._settings.local_steps)
@@ -207,7 +223,14 @@ class OuterEngine:
             [self._seconds / steps, self._last_exchange_seconds]
         )
         start = end
-        if delay > 0 and self._settings.own_share != "all":
+        if not math.isfinite(norm):
+            # Nothing sound to send: this cluster sits the round out and goes on from theta.
+            log.warning("the pseudo-gradient of round %d is not finite: left out", self.round)
+            self.rounds_left_out += 1
+            delta, self._tokens = None, 0
+            start = end = {name: value.clone() for name, value in theta.items()}
+            self._weights.store(start)
+        elif delay > 0 and self._settings.own_share != "all":
             phi = own_share(self._settings.own_share, self._settings.lr, self._share)
             start = {name: theta[name].sub(value, alpha=phi) for name, value in delta.items()}
             self._weights.store(start)
@@ -267,7 +290,15 @@ class OuterEngine:
         traffic = self._exchange.traffic
         moved = (traffic.sent - self._counted[0], traffic.received - self._counted[1])
         self._counted = (traffic.sent, traffic.received)
-        sent, received, *parts = self._agreement.total([*moved, *outcome.theta_digest])
+        sent, received, residual, *sums = self._agreement.total(
+            [
+                *moved,
+                self.averager.residual_square(),
+                *outcome.moments.values(),
+                *outcome.theta_digest,
+            ]
+        )
+        update, error, delta, mean, product, *parts = sums
         slowest, blocked = self._agreement.maximum(
             [outcome.exchange_seconds, self._blocked_seconds]
         )
@@ -282,6 +313,13 @@ class OuterEngine:
             local_steps=flight.local_steps,
             delay=flight.delay,
             pseudo_gradient_norm=flight.norm,
+            relative_error=_ratio(error, update) ** 0.5,
+            residual_ratio=_ratio(residual, mean) ** 0.5,
+            cosine=_ratio(product, (delta * mean) ** 0.5),
             shared_digest=join_digests(parts),
             tokens_total=self.state.progress.tokens_total,
         )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0

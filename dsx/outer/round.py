@@ -9,7 +9,7 @@ import torch
 
 from dsx.errors import ExchangeError, ExchangeRefused
 from dsx.exchange.interface import Exchange, Membership, gather
-from dsx.outer.averaging import average
+from dsx.outer.averaging import Average, Averager, Moments
 from dsx.outer.digest import join_digests
 from dsx.outer.header import Header, check_headers
 from dsx.outer.state import SharedState, hand_over
@@ -49,6 +49,7 @@ class Outcome:
     """Smallest `step_seconds` of the contributors."""
     theta_digest: list[int]
     """This rank's contribution to the digest of theta, after the round."""
+    moments: Moments
 
 
 class RoundExchange:
@@ -60,10 +61,16 @@ class RoundExchange:
     """
 
     def __init__(
-        self, state: SharedState, exchange: Exchange, identity: str, min_clusters: int
+        self,
+        state: SharedState,
+        exchange: Exchange,
+        averager: Averager,
+        identity: str,
+        min_clusters: int,
     ) -> None:
         self._state = state
         self._exchange = exchange
+        self._averager = averager
         self._identity = identity
         self._min_clusters = min_clusters
         self.rehash()
@@ -79,14 +86,18 @@ class RoundExchange:
             try:
                 return self._attempt(contribution)
             except ExchangeRefused:
-                self._exchange.commit(False)
+                self._give_up()
                 raise
             except ExchangeError as error:
-                self._exchange.commit(False)
+                self._give_up()
                 if attempt == _ATTEMPTS:
                     raise
                 log.warning("round %d is repeated: %s", self._state.progress.round, error)
         raise AssertionError("unreachable")
+
+    def _give_up(self) -> None:
+        self._averager.discard()
+        self._exchange.commit(False)
 
     def rehash(self) -> None:
         """The shared state has changed: take its digests anew."""
@@ -107,19 +118,20 @@ class RoundExchange:
             name for name, share in zip(membership.clusters, shares, strict=True) if share
         )
         delta = contribution.delta if shares[membership.index] else None
-        result: dict[str, torch.Tensor] = {}
+        average = Average()
         if contributors:
-            result = average(
-                self._exchange, membership.clusters, shares, delta, self._state.shapes()
-            )
+            average = self._averager.average(self._exchange, membership, shares, delta, newest)
         enough = len(contributors) >= self._min_clusters
         committed = self._exchange.commit(True) and enough
         if committed:
-            self._state.optimizer.step(result)
+            self._averager.commit()
+            self._state.optimizer.step(average.tensors)
             self._state.progress.round += 1
             self._state.progress.tokens_total += sum(tokens)
             self.rehash()
-        elif any(running):
+        else:
+            self._averager.discard()
+        if not committed and any(running):
             log.warning(
                 "round %d was not committed: %d contributing clusters, at least %d are needed",
                 newest,
@@ -135,6 +147,7 @@ class RoundExchange:
             slowest_exchange=max(header.exchange_seconds for header in headers),
             fastest_step=min((h.step_seconds for h in headers if h.step_seconds > 0), default=0.0),
             theta_digest=self._theta_digest,
+            moments=average.moments,
         )
 
     def _exchange_headers(self, membership: Membership, contribution: Contribution) -> list[Header]:

@@ -7,7 +7,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from dsx.exchange.interface import Exchange, Membership
-from dsx.outer.averaging import buckets, pack, unpack
+from dsx.outer.buckets import buckets, pack, unpack
 from dsx.outer.digest import tensor_digest
 from dsx.outer.optimizer import OuterOptimizer
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from dsx.settings.base import Block, FieldError
+from dsx.settings.codec_block import CompressionSettings
 
 Text = Annotated[str, Field(min_length=1)]
 
@@ -142,6 +143,10 @@ class OuterSettings(Block):
     )
     state_device: Literal["cpu", "accelerator"] = Field(
         "cpu", description="Where shared weights and outer momentum live."
+    )
+    compression: CompressionSettings = Field(
+        default_factory=CompressionSettings,
+        description="How pseudo-gradients travel between clusters.",
     )
     timeout_seconds: float = Field(
         600.0, gt=0, description="An exchange that takes longer than this has failed."

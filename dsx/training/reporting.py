@@ -5,11 +5,22 @@ from importlib.metadata import version
 from dsx.cluster.engine import StepResult
 from dsx.outer.engine import RoundReport
 from dsx.settings import Settings
+from dsx.settings.codec_block import CompressionSettings, LowRankCodec, TopKCodec
 from dsx.tracking.events import EvalEvent, InnerEvent, OuterEvent, RunEvent
 from dsx.tracking.tracker import Tracker
 from dsx.training.preflight import Preflight
 
 _PACKAGES = ("dsx", "torch", "deepspeed", "transformers", "torchft")
+
+
+def codec_label(compression: CompressionSettings) -> str:
+    """The codec of matrices in a word or three: `int4`, `topk 0.03 int2`, `lowrank 64 int4`."""
+    codec = compression.matrices
+    if isinstance(codec, TopKCodec):
+        return f"topk {codec.fraction:g} {codec.values.type}"
+    if isinstance(codec, LowRankCodec):
+        return f"lowrank {codec.rank} {codec.factors.type}"
+    return codec.type
 
 
 class Reporter:
@@ -67,6 +78,10 @@ class Reporter:
                 pseudo_gradient_norm=report.pseudo_gradient_norm,
                 shared_digest=report.shared_digest,
                 tokens_total=report.tokens_total,
+                delay=report.delay,
+                relative_error=report.relative_error,
+                residual_ratio=report.residual_ratio,
+                cosine=report.cosine,
             )
         )
 

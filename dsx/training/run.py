@@ -41,13 +41,13 @@ class ClusterRun:
         self._launch = launch
         self.engine = ClusterEngine(settings, self._build_stage, tied=ready.plan.tied)
         tracker = (
-            Tracker.open(
-                self._dsx.run_dir, launch.cluster, self._dsx.name, self._dsx.tracking
-            )
+            Tracker.open(self._dsx.run_dir, launch.cluster, self._dsx.name, self._dsx.tracking)
             if self.engine.rank == 0
             else Tracker([])
         )
-        self._report = Reporter(tracker, launch.cluster, codec=codec_label(self._dsx.outer.compression))
+        self._report = Reporter(
+            tracker, launch.cluster, codec=codec_label(self._dsx.outer.compression)
+        )
         self._heldout = heldout_batches(
             ready.data.heldout,
             settings.train_micro_batch_size_per_gpu,

@@ -13,6 +13,7 @@ from dsx.outer.weights import ModuleWeights
 from dsx.settings.dsx_block import OuterSettings
 
 FEATURES = 6
+LOSSLESS = {"matrices": "none", "embeddings": "none", "vectors": "none"}
 
 
 class Cluster:
@@ -25,10 +26,11 @@ class Cluster:
         index: int = 0,
         optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
         lr: float = 1e-2,
+        width: int = 8,
         **options: float,
     ) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.model = nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, 1))
         self.optimizer = optimizer(self.model.parameters(), lr=lr, **options)
         self.exchange = exchange
         self.engine = OuterEngine(settings, ModuleWeights(self.model), exchange)

@@ -10,9 +10,9 @@ from dsx.exchange.in_process import InProcessHub
 from dsx.outer.engine import OuterEngine
 from dsx.outer.weights import ModuleWeights
 from dsx.settings.dsx_block import OuterSettings
-from tests.outer.lockstep import Cluster, make_clusters, run, together
+from tests.outer.lockstep import LOSSLESS, Cluster, make_clusters, run, together
 
-AVERAGING = {"lr": 1.0, "momentum": 0.0}
+AVERAGING = {"lr": 1.0, "momentum": 0.0, "compression": LOSSLESS}
 MODES = list(itertools.product([0, 2, 5, "round", "auto"], ["none", "all", "mean"]))
 
 
