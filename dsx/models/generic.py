@@ -28,8 +28,8 @@ def anatomy(lm: PreTrainedModel) -> Anatomy:
     embedding = [n for n in names if plan[n][0] == ["input_ids"]]
     if len(layers) != 1 or embedding != names[:1]:
         raise ModelError(
-            f"the family {family!r} can't be split: its pipeline plan {names} is not "
-            "embedding, layers, norm; use another model_type"
+            f"the family {family!r} can't be split: its pipeline plan {names} is not an "
+            "embedding, one list of layers and what follows them; use another model_type"
         )
     position = names.index(layers[0])
     return Anatomy(

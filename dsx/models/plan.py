@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from transformers import PretrainedConfig
 
+from dsx.models.anatomy import AddsNothing
 from dsx.models.build import build_stage
 from dsx.models.partition import ParameterCounts, StageRange, split_layers
 from dsx.models.skeleton import build_skeleton
@@ -23,6 +24,8 @@ class ModelPlan:
             checkpoints keep.
         buffer_shapes: the same for persistent buffers (few families have any).
         vocab_size: rows of the embedding; token ids must be below it.
+        max_positions: the longest sequence that learned position embeddings allow; None if the
+            family computes positions.
         tied_name: the state-dict name of the matrix that embedding and output layer share, or
             None.
 
@@ -34,6 +37,8 @@ class ModelPlan:
         self.config = config
         self.layer_count = len(skeleton.layers)
         self.vocab_size: int = getattr(skeleton.decoder, skeleton.anatomy.embedding).num_embeddings
+        learned = AddsNothing in skeleton.anatomy.first_only.values()
+        self.max_positions: int | None = config.max_position_embeddings if learned else None
         self.tied_name = skeleton.tied
         names, lm = skeleton.names, skeleton.lm
         self.parameter_shapes: dict[str, torch.Size] = {

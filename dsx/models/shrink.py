@@ -57,7 +57,9 @@ def _kind(layer: nn.Module) -> tuple[Any, ...]:
         (
             name,
             type(module).__name__,
-            tuple((n, v) for n, v in vars(module).items() if isinstance(v, (bool, str, type(None)))),
+            tuple(
+                (n, v) for n, v in vars(module).items() if isinstance(v, (bool, str, type(None)))
+            ),
         )
         for name, module in layer.named_modules()
     )

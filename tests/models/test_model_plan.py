@@ -24,6 +24,7 @@ def test_names_shapes_and_counts_are_those_of_the_unsplit_model(family: str) -> 
     assert counts.total == sum(s.numel() for s in expected.values())
     assert plan.layer_count == len(counts.layers) == config.num_hidden_layers
     assert plan.vocab_size == 64
+    assert plan.max_positions == (64 if family in ("opt", "gpt2") else None)
     for stage_range, stage in zip(plan.partition(2), stages_of(config, 2), strict=True):
         if (stage_range.start, stage_range.stop) == (
             stage.stage_range.start,
