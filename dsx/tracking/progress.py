@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from dsx.errors import TrackingError
 from dsx.tracking.events import EvalEvent, InnerEvent, metrics_path, parse_line
@@ -19,6 +19,8 @@ PLAIN_SECONDS = 5.0
 """Time between lines where the output is not a terminal."""
 QUIET_SECONDS = 30.0
 """The same while nothing changes."""
+WIDE = 110
+"""Columns of a terminal that has room for bars."""
 
 
 def log_path(run_dir: Path | str, cluster: str) -> Path:
@@ -37,14 +39,14 @@ class ClusterProgress:
     tokens_per_second: float | None = None
     shared_eval_loss: float | None = None
 
-    @property
-    def numbers(self) -> str:
+    def numbers(self, width: int | None = None) -> str:
+        """Loss, speed and held-out loss, as far as known and as they fit beside a phase."""
         parts = []
         if self.loss is not None:
             parts.append(f"loss {number_text(self.loss, digits=3)}")
         if self.tokens_per_second is not None:
-            parts.append(f"{count_text(self.tokens_per_second)} tokens/s")
-        if self.shared_eval_loss is not None:
+            parts.append(f"{count_text(self.tokens_per_second)} tok/s")
+        if self.shared_eval_loss is not None and (width is None or width >= WIDE):
             parts.append(f"held-out {number_text(self.shared_eval_loss, digits=3)}")
         return "  ".join(parts)
 
@@ -116,13 +118,15 @@ class RunProgress:
 
     def __enter__(self) -> "RunProgress":
         if self._console.is_terminal:
+            # On a narrow terminal the numbers matter more than the bar.
+            bar = [BarColumn(bar_width=24)] if self._console.width >= WIDE else []
             self._bars = Progress(
                 TextColumn("{task.description}", style="bold", markup=False),
                 TextColumn("{task.fields[phase]}", markup=False),
-                BarColumn(bar_width=24),
+                *bar,
                 TextColumn("{task.completed:.0f}/{task.fields[steps]}"),
                 TextColumn("{task.fields[numbers]}", style="cyan", markup=False),
-                TimeElapsedColumn(),
+                TextColumn("{task.fields[elapsed]}", style="dim"),
                 console=self._console,
             )
             self._tasks = [
@@ -131,6 +135,7 @@ class RunProgress:
                     total=self._steps or None,
                     phase="",
                     numbers="",
+                    elapsed="",
                     steps=self._steps,
                 )
                 for feed in self._feeds
@@ -164,7 +169,16 @@ class RunProgress:
             self._print_line(last)
             return
         for task, state in zip(self._tasks, self.states, strict=True):
-            self._bars.update(task, completed=state.step, phase=state.phase, numbers=state.numbers)
+            self._bars.update(
+                task,
+                completed=state.step,
+                phase=state.phase,
+                numbers=state.numbers(self._console.width),
+                elapsed=self._elapsed(),
+            )
+
+    def _elapsed(self) -> str:
+        return seconds_text(round(self._clock() - self._started), digits=0)
 
     def _print_line(self, last: bool) -> None:
         now = self._clock()
@@ -172,11 +186,12 @@ class RunProgress:
         news = line != self._last_line
         since = now - self._printed_at
         if (news and last) or since >= (PLAIN_SECONDS if news else QUIET_SECONDS):
-            elapsed = seconds_text(round(now - self._started), digits=0)
-            self._console.print(f"{elapsed}: {line}", markup=False, highlight=False, soft_wrap=True)
+            self._console.print(
+                f"{self._elapsed()}: {line}", markup=False, highlight=False, soft_wrap=True
+            )
             self._last_line = line
             self._printed_at = now
 
     def _describe(self, state: ClusterProgress) -> str:
         steps = f"{state.step}/{self._steps}" if state.step else ""
-        return "  ".join(part for part in (state.name, state.phase, steps, state.numbers) if part)
+        return "  ".join(part for part in (state.name, state.phase, steps, state.numbers()) if part)

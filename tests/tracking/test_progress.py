@@ -70,7 +70,7 @@ def test_away_from_a_terminal_there_is_a_line_every_few_seconds_and_fewer_withou
         ]
         append(tmp_path, "c0", to_line(inner_event(step=12, loss=3.25, tokens_per_second=14_000)))
         append(tmp_path, "c0", to_line(eval_event(step=12, loss=2.5)))
-    numbers = "loss 3.250  14.0 k tokens/s  held-out 2.500"
+    numbers = "loss 3.250  14.0 k tok/s  held-out 2.500"
     assert output.getvalue().splitlines()[3:] == [
         f"1 min 11 s: c0  training  12/400  {numbers} | c1  starting"
     ]
