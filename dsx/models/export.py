@@ -59,7 +59,7 @@ def export_hf(
     skeleton = build_skeleton(config)
     _write_configs(skeleton.lm, partial, dtype, generation_from)
     if tokenizer_folder is not None:
-        AutoTokenizer.from_pretrained(str(tokenizer_folder)).save_pretrained(str(partial))
+        _copy_tokenizer(tokenizer_folder, partial)
     units: dict[str | int | None, list[str]] = {}
     for name in expected:
         units.setdefault(skeleton.anatomy.owner(name), []).append(name)
@@ -95,6 +95,17 @@ def _write_configs(
     if generation_from is not None:
         generation = GenerationConfig.from_pretrained(str(generation_from))
     generation.save_pretrained(str(folder))
+
+
+def _copy_tokenizer(source: str | Path, folder: Path) -> None:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(source))
+    except Exception as error:
+        raise ModelError(
+            f"no tokenizer can be read from {str(source)!r}: {error}; give the folder of an HF "
+            "tokenizer"
+        ) from error
+    tokenizer.save_pretrained(str(folder))
 
 
 def _converted(

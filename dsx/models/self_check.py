@@ -29,7 +29,12 @@ def self_check(config: PretrainedConfig) -> None:
             f"the family {family!r} can't be split: its layers share keys and values "
             f"({shares}), only hidden states cross a stage; use another model_type"
         )
-    small = shrink(config)
+    try:
+        small = shrink(config)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise _unverified(family, error) from error
     state = torch.get_rng_state()
     try:
         torch.default_generator.manual_seed(0)

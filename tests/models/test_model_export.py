@@ -19,13 +19,10 @@ from tests.models.tiny_families import (
     copy_weights,
     run,
     stages_of,
+    tensors_of,
     tiny_config,
     unsplit,
 )
-
-
-def of_stages(stages) -> dict[str, Tensor]:
-    return {hf: s.get_parameter(own) for s in stages for own, hf in s.hf_names.items()}
 
 
 def saved(folder: Path) -> dict[str, Tensor]:
@@ -42,7 +39,7 @@ def test_an_export_equals_save_pretrained(family: str, tmp_path: Path) -> None:
     reference.save_pretrained(tmp_path / "theirs")
     stages = stages_of(config, 2)
     copy_weights(stages, reference.state_dict())
-    export_hf(config, of_stages(stages), None, tmp_path / "ours", torch.float32)
+    export_hf(config, tensors_of(stages), None, tmp_path / "ours", torch.float32)
 
     theirs, ours = saved(tmp_path / "theirs"), saved(tmp_path / "ours")
     assert ours.keys() == theirs.keys()
@@ -59,7 +56,7 @@ def test_an_export_equals_save_pretrained(family: str, tmp_path: Path) -> None:
 
 def test_a_bfloat16_export_halves_the_files_and_says_so(tmp_path: Path) -> None:
     config = tiny_config("llama")
-    tensors = of_stages(stages_of(config, 1))
+    tensors = tensors_of(stages_of(config, 1))
     export_hf(config, tensors, None, tmp_path / "out", torch.bfloat16)
     assert json.loads((tmp_path / "out/config.json").read_text())["dtype"] == "bfloat16"
     for name, value in saved(tmp_path / "out").items():
@@ -118,7 +115,7 @@ def test_the_tokenizer_and_given_generation_settings_come_along(tmp_path: Path) 
     reference.save_pretrained(tmp_path / "theirs")
     export_hf(
         config,
-        of_stages(stages_of(config, 1)),
+        tensors_of(stages_of(config, 1)),
         tmp_path / "tokenizer",
         tmp_path / "out",
         torch.float32,
@@ -131,7 +128,7 @@ def test_the_tokenizer_and_given_generation_settings_come_along(tmp_path: Path) 
 
 def test_wrong_tensors_and_used_folders_are_refused(tmp_path: Path) -> None:
     config = tiny_config("llama")
-    tensors = of_stages(stages_of(config, 1))
+    tensors = tensors_of(stages_of(config, 1))
 
     def export(changed: dict[str, Tensor], folder: str = "out") -> None:
         export_hf(config, changed, None, tmp_path / folder, torch.float32)
@@ -142,6 +139,8 @@ def test_wrong_tensors_and_used_folders_are_refused(tmp_path: Path) -> None:
         export(tensors | {"surplus": torch.zeros(1)})
     with pytest.raises(ModelError, match=r"'model\.norm\.weight'.*\(31,\) should be \(32,\)"):
         export(tensors | {"model.norm.weight": torch.zeros(31)})
+    with pytest.raises(ModelError, match=r"no tokenizer can be read from '.*nowhere'"):
+        export_hf(config, tensors, tmp_path / "nowhere", tmp_path / "out", torch.float32)
     assert not (tmp_path / "out").exists()
     (tmp_path / "used").mkdir()
     (tmp_path / "used/file").touch()

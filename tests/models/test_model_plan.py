@@ -20,6 +20,9 @@ def test_names_shapes_and_counts_are_those_of_the_unsplit_model(family: str) -> 
     reference, plan = unsplit(config), ModelPlan(config)
     expected = {n: p.shape for n, p in reference.named_parameters()}
     assert plan.parameter_shapes == expected
+    buffers = reference.state_dict().keys() & {n for n, _ in reference.named_buffers()}
+    assert plan.buffer_shapes.keys() == buffers
+    assert bool(buffers) == (family == "deepseek_v3")
     counts = plan.parameter_counts()
     assert counts.total == sum(s.numel() for s in expected.values())
     assert plan.layer_count == len(counts.layers) == config.num_hidden_layers

@@ -38,6 +38,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "decoder_sparse_step": 2,
     },
+    "deepseek_v3": {
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 8,
+        "num_key_value_heads": 4,
+        "n_routed_experts": 8,
+        "n_group": 2,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "first_k_dense_replace": 1,
+    },
 }
 
 
@@ -63,10 +77,21 @@ def unsplit(config: PretrainedConfig, noise: float = 0.05) -> PreTrainedModel:
     """transformers' own model with weights in which no bias is zero and no norm is one."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    buffers = [b for n, b in model.named_buffers() if n in model.state_dict()]
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * noise)
+        for tensor in (*model.parameters(), *buffers):
+            tensor.add_(torch.randn_like(tensor) * noise)
     return model
+
+
+def tensors_of(stages: list[Stage]) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by HF name, as an export needs them."""
+    found: dict[str, Tensor] = {}
+    for stage in stages:
+        own = dict(stage.named_parameters()) | dict(stage.named_buffers())
+        names = stage.hf_names | stage.hf_buffer_names
+        found |= {hf: own[name] for name, hf in names.items()}
+    return found
 
 
 def stages_of(config: PretrainedConfig, count: int, **build: Any) -> list[Stage]:
@@ -77,8 +102,8 @@ def stages_of(config: PretrainedConfig, count: int, **build: Any) -> list[Stage]
 def copy_weights(stages: list[Stage], state: dict[str, Tensor]) -> None:
     with torch.no_grad():
         for stage in stages:
-            for own, hf in (stage.hf_names | stage.hf_buffer_names).items():
-                stage.get_parameter(own).copy_(state[hf])
+            for name, tensor in tensors_of([stage]).items():
+                tensor.copy_(state[name])
 
 
 def run(stages: list[Stage], ids: Tensor) -> Tensor:
