@@ -56,7 +56,7 @@ class InnerEvent:
     step: int
     """Inner steps finished, this one included: the first line has 1."""
     round: int
-    """The round that the step belongs to, from 0."""
+    """Rounds committed when the step was made, from 0."""
     loss: float
     """Mean training loss of the step's tokens, nats per token."""
     lr: float
@@ -76,6 +76,7 @@ class OuterEvent:
     cluster: str
     time: float = field(default_factory=time.time)
     round: int
+    """Rounds committed, this one included: the first line has 1."""
     participants: list[str]
     """Clusters whose pseudo-gradients were averaged, in the order of summation."""
     bytes_sent: int
@@ -111,7 +112,9 @@ class EvalEvent:
     cluster: str
     time: float = field(default_factory=time.time)
     step: int
+    """Inner steps finished."""
     round: int
+    """Rounds committed."""
     loss: float
     """Mean held-out loss, nats per token."""
     weights: Literal["shared", "local"]

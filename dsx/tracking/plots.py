@@ -223,12 +223,16 @@ def _phase_seconds(run: RunData) -> dict[int, tuple[float, float, float]]:
     found: dict[int, list[tuple[float, float, float]]] = {}
     for events in split_by_cluster(run.events).values():
         steps = latest_by_step(events)
-        compute: dict[int, float] = {}
-        for step, seconds in zip(steps, compute_seconds(steps), strict=True):
-            compute[step.round] = compute.get(step.round, 0.0) + seconds
-        for event in {e.round: e for e in of_kind(events, OuterEvent)}.values():
-            inner = compute.get(event.round, 0.0)
-            found.setdefault(event.round, []).append(
+        seconds = compute_seconds(steps)
+        rounds = {event.round: event for event in of_kind(events, OuterEvent)}
+        start = 0
+        # Where rounds overlap, a step's place in time doesn't say which round it belongs to, but
+        # rounds have their steps one after the other.
+        for number in sorted(rounds):
+            event = rounds[number]
+            inner = sum(seconds[start : start + event.local_steps])
+            start += event.local_steps
+            found.setdefault(number, []).append(
                 (inner, event.blocked_seconds, event.exchange_seconds)
             )
     return {

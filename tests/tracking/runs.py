@@ -34,9 +34,9 @@ def inner_event(cluster: str = "c0", step: int = 1, **changes: Any) -> InnerEven
     return InnerEvent(cluster=cluster, step=step, **(values | changes))
 
 
-def outer_event(cluster: str = "c0", round_: int = 0, **changes: Any) -> OuterEvent:
+def outer_event(cluster: str = "c0", round_: int = 1, **changes: Any) -> OuterEvent:
     values: dict[str, Any] = {
-        "time": 102.5 + 2 * round_,
+        "time": 100.5 + 2 * round_,
         "participants": list(CLUSTERS),
         "bytes_sent": BYTES_SENT,
         "bytes_received": BYTES_SENT,
@@ -46,13 +46,13 @@ def outer_event(cluster: str = "c0", round_: int = 0, **changes: Any) -> OuterEv
         "codec": "none",
         "pseudo_gradient_norm": 0.25,
         "shared_digest": "abc",
-        "tokens_total": 256 * (round_ + 1),
+        "tokens_total": 256 * round_,
     }
     return OuterEvent(cluster=cluster, round=round_, **(values | changes))
 
 
 def eval_event(cluster: str = "c0", step: int = 4, **changes: Any) -> EvalEvent:
-    values: dict[str, Any] = {"time": 105.0, "round": 1, "loss": 2.0, "weights": "shared"}
+    values: dict[str, Any] = {"time": 105.0, "round": 2, "loss": 2.0, "weights": "shared"}
     return EvalEvent(cluster=cluster, step=step, **(values | changes))
 
 
@@ -61,10 +61,10 @@ def cluster_events(cluster: str) -> list[Event]:
         run_event(cluster),
         inner_event(cluster, 1),
         inner_event(cluster, 2),
-        outer_event(cluster, 0),
+        outer_event(cluster, 1),
         inner_event(cluster, 3),
         inner_event(cluster, 4),
-        outer_event(cluster, 1),
+        outer_event(cluster, 2),
         eval_event(cluster),
     ]
 

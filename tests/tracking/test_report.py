@@ -11,9 +11,9 @@ from dsx.cli.main import main
 from dsx.errors import TrackingError
 from dsx.tracking.events import Event
 from dsx.tracking.jsonl import JsonlSink
-from dsx.tracking.plots import MAX_POINTS, RunData, loss_over_tokens
+from dsx.tracking.plots import MAX_POINTS, RunData, loss_over_tokens, seconds_per_round
 from dsx.tracking.report import render_report, write_report
-from tests.tracking.runs import cluster_events, inner_event, run_event, write_run
+from tests.tracking.runs import cluster_events, inner_event, outer_event, run_event, write_run
 
 HOSTILE = "<script>alert(1)</script>&\"'$x^2$"
 
@@ -159,6 +159,20 @@ def test_a_long_run_is_thinned_to_means_that_keep_its_course():
     [line] = figure.axes[0].lines
     assert MAX_POINTS / 2 < len(line.get_xdata()) <= MAX_POINTS
     assert list(line.get_xdata()) == pytest.approx([64 * y for y in line.get_ydata()])
+
+
+def test_the_bars_of_a_round_are_its_own_steps_and_its_own_exchange():
+    events: list[Event] = [
+        # The average of round 1 arrives in the midst of round 2; a step takes 0.5 s, later 1 s.
+        *(inner_event(step=s, tokens_per_second=128.0 if s <= 2 else 64.0) for s in (1, 2, 3)),
+        outer_event(round_=1, blocked_seconds=0.25, exchange_seconds=0.75),
+        inner_event(step=4, tokens_per_second=64.0),
+        outer_event(round_=2, blocked_seconds=0.5, exchange_seconds=1.5),
+    ]
+    figure = seconds_per_round(RunData("x", events), "title")
+    assert figure is not None
+    heights = [bar.get_height() for bar in figure.axes[0].patches]
+    assert heights == pytest.approx([1.0, 2.0, 0.25, 0.5, 0.75, 1.5])
 
 
 def test_the_command_writes_the_page_where_it_says(

@@ -54,7 +54,7 @@ def test_repeated_steps_count_once_but_the_bytes_of_repeated_rounds_were_sent():
         *cluster_events("c0"),
         run_event(time=1_000.0),
         inner_event(step=4, time=1_001.0, loss=0.5),
-        outer_event(round_=1, time=1_002.0),
+        outer_event(round_=2, time=1_002.0),
     ]
     summary = RunSummary.from_events(events, "resumed")
     assert summary.clusters[0].steps == 4
