@@ -43,12 +43,12 @@ def preflight(settings: Settings, processes: int, check_split: bool = True) -> P
     plan = ModelPlan(config)
     pipeline = settings.dsx.pipeline
     stages = plan.partition(pipeline.stages, pipeline.partition)
-    longest = getattr(config, "max_position_embeddings", None)
+    longest = plan.max_positions
     if longest is not None and settings.dsx.data.seq_len > longest:
         raise ModelError(
-            f"dsx.data.seq_len is {settings.dsx.data.seq_len}, but the model knows only {longest} "
-            f"positions: set seq_len to at most {longest}, or max_position_embeddings in "
-            "dsx.model.config to more"
+            f"dsx.data.seq_len is {settings.dsx.data.seq_len}, but the model has learned positions "
+            f"for {longest} tokens only: set seq_len to at most {longest}, or give the model more "
+            "in dsx.model.config"
         )
     data = prepare(settings)
     if data.vocab_size > plan.vocab_size:
