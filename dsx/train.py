@@ -24,6 +24,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--coordinator", metavar="URL", help="address of `dsx coordinator`")
     parser.add_argument("--bind", metavar="HOST", help="where other clusters reach this one")
     parser.add_argument("--resume", default="auto", metavar="auto|PATH|never")
+    parser.add_argument(
+        "--checked", action="store_true", help="the split of this model has been checked before"
+    )
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -53,7 +56,7 @@ def _train(args: argparse.Namespace, rank: int) -> None:
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     announce("preparing data, checking the model", rank)
-    ready = preflight(settings, processes, check_split=rank == 0)
+    ready = preflight(settings, processes, check_split=rank == 0 and not args.checked)
     launch = Launch(args.cluster, args.coordinator, args.bind, args.resume)
     announce("building the model", rank)
     run = ClusterRun(settings, launch, ready)

@@ -31,14 +31,16 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: the settings are wrong; nothing was started.
         LaunchError: a cluster failed; the others were ended.
     """
-    from dsx.settings import check_layout
-
     # Every cluster waits for all others before its first step. The user's overrides come later
     # and win.
     args.overrides = [f"dsx.outer.start_clusters={args.clusters}", *args.overrides]
     settings = settings_from(args)
     processes = settings.dsx.pipeline.stages * args.replicas
-    check_layout(settings, processes)
+
+    # Whatever can be refused is refused here, before any process is started.
+    from dsx.training.preflight import preflight
+
+    preflight(settings, processes)
 
     from dsx.cluster.launch import cluster_names, plan_launches, visible_gpus
     from dsx.cluster.supervise import Stopped, run_clusters
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     run_dir = settings.dsx.run_dir
     with Coordinator("127.0.0.1:0", settings.dsx.outer.timeout_seconds) as coordinator:
         launches = plan_launches(
-            settings_arguments(args),
+            [*settings_arguments(args), "--checked"],
             args.clusters,
             processes,
             coordinator.address,

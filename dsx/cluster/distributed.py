@@ -46,4 +46,7 @@ def initialize(timeout: timedelta = timedelta(minutes=30)) -> None:
     else:
         get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
         backend = get_accelerator().communication_backend_name()
+    # DeepSpeed would compile an operator for tensor-parallel inference here, which needs a compiler
+    # and most of a minute on a fresh machine, and which nothing in training calls.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(backend, timeout=timeout, verbose=False)

@@ -8,6 +8,7 @@ import pytest
 from dsx.cli import local
 from dsx.cluster import launch
 from dsx.errors import LaunchError, SettingsError
+from dsx.training import preflight
 from tests.cluster.fake_deepspeed import FakeDeepSpeed
 from tests.settings.files import changed, written
 from tests.tracking.runs import write_run
@@ -28,6 +29,8 @@ def use(monkeypatch: pytest.MonkeyPatch, folder: Path, **behaviour: object) -> F
     fake = FakeDeepSpeed(folder / "fake", behaviour)
     monkeypatch.setattr(launch, "deepspeed_command", lambda: fake.command)
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    # What preflight refuses is tested with it; here it would only prepare a corpus.
+    monkeypatch.setattr(preflight, "preflight", lambda settings, processes: None)
     return fake
 
 
@@ -57,7 +60,7 @@ def test_all_clusters_are_started_together_and_a_summary_ends_the_run(
             "--set",
             "dsx.outer.local_steps=5",
         ]
-        assert arguments[at + 10 : at + 13] == ["--cluster", name, "--coordinator"]
+        assert arguments[at + 10 : at + 14] == ["--checked", "--cluster", name, "--coordinator"]
         assert arguments[-1].startswith("http://127.0.0.1:")
     assert calls[0][-1] == calls[1][-1]
     assert calls[0][3] != calls[1][3]
