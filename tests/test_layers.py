@@ -13,7 +13,8 @@ MAX_LINES = 500
 
 # From the top down. A package may import from the lines below its own, and from itself.
 LAYERS = (
-    {"cli", "train"},
+    {"train"},
+    {"cli"},
     {"bench", "simulation", "planning"},
     {"training"},
     {"tracking", "checkpoint"},
