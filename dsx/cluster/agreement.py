@@ -17,6 +17,11 @@ class ClusterAgreement:
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo")
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which speaks for the cluster."""
+        return dist.get_rank() == 0
+
     def maximum(self, values: Sequence[float]) -> list[float]:
         """The element-wise maximum over the ranks."""
         return self._reduce(values, dist.ReduceOp.MAX)

@@ -7,6 +7,11 @@ from typing import Protocol
 class Agreement(Protocol):
     """Small collectives among all ranks of one cluster, over its fast links."""
 
+    @property
+    def is_first(self) -> bool:
+        """True on exactly one rank: the one that speaks for the cluster."""
+        ...
+
     def maximum(self, values: Sequence[float]) -> list[float]:
         """The element-wise maximum over the ranks."""
         ...
@@ -18,6 +23,8 @@ class Agreement(Protocol):
 
 class AloneAgreement:
     """A cluster of one rank agrees with itself."""
+
+    is_first = True
 
     def maximum(self, values: Sequence[float]) -> list[float]:
         return list(values)

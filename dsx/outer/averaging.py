@@ -121,6 +121,16 @@ class Averager:
         self._table.discard()
         self._mean_table.discard()
 
+    def catch_up(self, delta: Mapping[str, torch.Tensor], round_: int) -> None:
+        """A round counted with this `delta` in it, but its end was not seen here: remember what
+        its encoding left out. (What an owner's second rounding left out is lost.)
+        """
+        for name, value in delta.items():
+            update = self._feedback.add(name, value)
+            _, residual = self._table.encode_with_residual(name, update, round_)
+            self._feedback.stage(name, residual)
+        self.commit()
+
     def residual_square(self) -> float:
         """||e||^2 of this rank's error feedback."""
         return self._feedback.norm() ** 2

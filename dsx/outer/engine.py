@@ -8,9 +8,8 @@ committed averages only; whatever a cluster adds for itself is a local view.
 import logging
 import math
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import torch
 
@@ -21,57 +20,31 @@ from dsx.outer.averaging import Averager
 from dsx.outer.digest import join_digests, shapes_digest
 from dsx.outer.optimizer import OuterOptimizer
 from dsx.outer.overlap import DelayClock, own_share
+from dsx.outer.report import RoundReport
 from dsx.outer.round import Contribution, Outcome, RoundExchange
-from dsx.outer.state import Progress, SharedState
+from dsx.outer.snapshot import (
+    EngineRecord,
+    Flight,
+    FlightRecord,
+    OutcomeRecord,
+    Snapshot,
+    WantsShared,
+    part,
+)
+from dsx.outer.state import SharedState
 from dsx.outer.weights import LocalWeights
 from dsx.settings.dsx_block import OuterSettings
 
 log = logging.getLogger(__name__)
 
 _START_PAUSE_SECONDS = 0.2
+_STOP_LOOK_SECONDS = 0.2
+"""How often a rank that waits for other clusters looks whether it is to end."""
 
 
-@dataclass(frozen=True)
-class RoundReport:
-    """What one committed round cost and did; the same on every rank of a cluster."""
-
-    round: int
-    """Number of this round, from 1."""
-    participants: tuple[str, ...]
-    bytes_sent: int
-    """Over the slow link, by all ranks of this cluster."""
-    bytes_received: int
-    exchange_seconds: float
-    """Of the slowest rank, from agreed membership to commit."""
-    blocked_seconds: float
-    """For which the inner steps of this cluster stood still."""
-    local_steps: int
-    delay: int
-    """Inner steps made between the boundary and the arrival of the average."""
-    pseudo_gradient_norm: float
-    relative_error: float
-    """||v - decode(encode(v))|| / ||v||: what the codec lost of what it was given."""
-    residual_ratio: float
-    """||e|| / ||Delta||: the error feedback over the averaged pseudo-gradient."""
-    cosine: float
-    """Between this cluster's pseudo-gradient and the average; 0 where it sent none."""
-    shared_digest: str
-    """Of theta, independent of the layout; equal on all clusters."""
-    tokens_total: int
-
-
-@dataclass
-class _Flight:
-    """A pseudo-gradient on the wire."""
-
-    future: "Future[Outcome]"
-    start: dict[str, torch.Tensor]
-    """s: the local weights from which training went on at the boundary."""
-    end: dict[str, torch.Tensor]
-    """The local weights that the round ended with; `start` itself when all was kept."""
-    local_steps: int
-    delay: int
-    norm: float
+class Interrupted(Exception):  # noqa: N818 - nothing went wrong
+    """The process was asked to end while the engine waited for other clusters. Its state is sound:
+    it can be saved, and goes on from there."""
 
 
 class OuterEngine:
@@ -91,6 +64,7 @@ class OuterEngine:
         agreement: collectives among the ranks of this cluster.
         on_commit: called after a committed round was applied, with nothing in flight: the moment
             for an evaluation or a checkpoint.
+        stop_wanted: whether this rank was asked to end; one rank that was ends the waiting of all.
     """
 
     def __init__(
@@ -103,6 +77,7 @@ class OuterEngine:
         vocab_size: int | None = None,
         agreement: Agreement | None = None,
         on_commit: Callable[[RoundReport], None] | None = None,
+        stop_wanted: Callable[[], bool] = lambda: False,
     ) -> None:
         self.step_in_round = 0
         self.rounds_left_out = 0
@@ -111,6 +86,9 @@ class OuterEngine:
         self._exchange = exchange
         self._agreement = agreement or AloneAgreement()
         self._on_commit = on_commit
+        self._stop_wanted = stop_wanted
+        self._restored_round: int | None = None
+        self._to_send: dict[str, torch.Tensor] | None = None
         self._clock = DelayClock(settings.delay)
         self.state = SharedState(OuterOptimizer(weights.fetch(), settings.lr, settings.momentum))
         self.averager = Averager(settings.compression, weights.shapes(), seed, vocab_size)
@@ -122,7 +100,7 @@ class OuterEngine:
             settings.min_clusters,
         )
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="outer-exchange")
-        self._flight: _Flight | None = None
+        self._flight: Flight | None = None
         self._share = 1.0
         self._tokens = 0
         self._seconds = 0.0
@@ -143,22 +121,45 @@ class OuterEngine:
     def start(self) -> tuple[str, ...]:
         """Meet the other clusters and take over the newest shared state among them.
 
+        After `restore`, call `go_on` before the first inner step.
+
         Returns:
             the clusters present, in the order in which everybody sums.
 
         Raises:
             ExchangeRefused: somebody trains something else.
+            Interrupted: the process is to end.
         """
         while True:
             arrival = Contribution(None, 0, 0.0, 0.0, starting=True)
-            outcome = self._worker.submit(self._round.run, arrival).result()
+            future = self._worker.submit(self._round.run, arrival)
+            self._await(future)
+            outcome = future.result()
             if outcome.committed or len(outcome.clusters) >= self._settings.start_clusters:
                 break
             time.sleep(_START_PAUSE_SECONDS)
+        if self._restored_round is not None:
+            if self._follows(outcome):
+                return outcome.clusters
+            log.warning(
+                "the others are at round %d: %d inner steps made here since the last exchange are "
+                "left out",
+                self.round,
+                self.step_in_round + (self._flight.local_steps if self._flight else 0),
+            )
+            self._flight = None
+            self.step_in_round = self._tokens = 0
+            self._seconds = 0.0
+        self._restored_round = None
         self._clock.load_state_dict(self.state.progress.delays)
         self._share = outcome.share or 1 / len(outcome.clusters)
         self._weights.store(self.theta)
         return outcome.clusters
+
+    def go_on(self) -> None:
+        """After a restart: do what was due when the state was saved (collective)."""
+        self._pass_on()
+        self.settle()
 
     def advance(self, tokens: int, seconds: float) -> RoundReport | None:
         """One inner step was made: apply an average that is due, end a round that is full.
@@ -170,6 +171,9 @@ class OuterEngine:
         self.step_in_round += 1
         self._tokens += tokens
         self._seconds += seconds
+        return self._pass_on()
+
+    def _pass_on(self) -> RoundReport | None:
         report = None
         if self._flight is not None and self.step_in_round >= self._flight.delay > 0:
             report = self._arrive()
@@ -198,23 +202,148 @@ class OuterEngine:
         self._exchange.close()
         self._worker.shutdown(wait=True)
 
-    def load(self, tensors: dict[str, torch.Tensor], progress: Progress, step: int) -> None:
-        """Go on from a checkpoint that was taken with nothing in flight.
+    # ------------------------------------------------------------------ saving and restoring
+
+    def wait_for_flight(self, seconds: float) -> None:
+        """Give an exchange in the air the time to end, so that a state that is saved after it fits
+        those of the other clusters (collective)."""
+        if self._flight is not None:
+            wait([self._flight.future], timeout=seconds)
+
+    def snapshot(self, wants_shared: WantsShared = lambda round_, digest: True) -> Snapshot:
+        """The state at this moment, between two calls of other methods (collective).
+
+        An exchange in the air goes on: it is in the snapshot as one that is still to be made, or,
+        when its average is in theta already, as one that is over.
+        """
+        with self._round.lock:
+            if not self._moved_anywhere():
+                return self._copy(None, wants_shared)
+        # The ranks commit together: those that have not will have in a moment.
+        assert self._flight is not None
+        return self._copy(self._flight.future.result(), wants_shared)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot, of whatever layout; call it before `start`.
 
         Args:
-            tensors: as `state.tensors()` names them.
-            step: inner steps already made in the present round.
+            snapshot: with at least the tensors that this rank owns; without a `record`, what is
+                shared alone is taken over.
         """
-        self.state.load(tensors, progress)
+        assert snapshot.shared is not None
+        self.state.load(snapshot.shared, snapshot.progress)
         self._round.rehash()
-        self.step_in_round = step
+        record = snapshot.record
+        if record is None:
+            return
+        averager = {k: v for k, v in snapshot.own.items() if not k.startswith("flight_")}
+        self.averager.load_state_dict(averager)
+        self._restored_round = self.round
+        if self._agreement.is_first:
+            self._counted = (-record.bytes_sent, -record.bytes_received)
+        self.step_in_round, self._tokens = record.step_in_round, record.tokens
+        self._seconds, self._share = record.seconds, record.share
+        self._last_exchange_seconds = record.last_exchange_seconds
+        self.rounds_left_out = record.rounds_left_out
+        self._clock.load_state_dict(record.delays)
+        if record.flight is not None:
+            self._flight = self._restored_flight(record.flight, snapshot.own)
+
+    def _restored_flight(self, record: FlightRecord, tensors: Mapping[str, torch.Tensor]) -> Flight:
+        start = part(tensors, "flight_start")
+        flight = Flight(
+            future=Future(),
+            start=start,
+            end=part(tensors, "flight_end") or start,
+            **record.model_dump(exclude={"outcome"}),
+        )
+        if record.outcome is not None:
+            first = self._agreement.is_first
+            flight.future.set_result(record.outcome.outcome(self._round.theta_digest, first))
+        elif record.sound:
+            # Now, while theta is the one that the delta was taken from.
+            self._to_send = {name: self.theta[name] - value for name, value in flight.end.items()}
+        return flight
+
+    def _follows(self, outcome: Outcome) -> bool:
+        """Whether the restored state goes on from the shared one that the clusters agreed on.
+
+        If so, an exchange that was not over is made again; or, when the others had come to its end
+        with this cluster's part in it, is over.
+        """
+        flight = self._flight
+        if flight is None or flight.future.done():
+            return self.round == self._restored_round
+        delta, self._to_send = self._to_send, None
+        if self.round == flight.base_round:
+            flight.future = self._worker.submit(self._round.run, flight.contribution(delta))
+            return True
+        counted = self.state.progress.contributors
+        if (
+            delta is None
+            or self.round != flight.base_round + 1
+            or counted.get(outcome.cluster) != flight.tokens
+        ):
+            return False
+        self.averager.catch_up(delta, flight.base_round)
+        seen = OutcomeRecord.unseen(counted, outcome.cluster)
+        flight.future.set_result(seen.outcome(self._round.theta_digest, False))
+        return True
+
+    def _moved_anywhere(self) -> bool:
+        """Whether some rank's theta holds the average of the exchange in the air already."""
+        moved = self._flight is not None and self.round != self._flight.base_round
+        return self._agreement.maximum([float(moved)])[0] > 0
+
+    def _copy(self, outcome: Outcome | None, wants_shared: WantsShared) -> Snapshot:
+        traffic = self._exchange.traffic
+        theta, momentum = self._round.theta_digest, self._round.momentum_digest
+        sums = self._agreement.total(
+            [
+                *theta,
+                *momentum,
+                traffic.sent - self._counted[0],
+                traffic.received - self._counted[1],
+                *(outcome.moments.values() if outcome is not None else ()),
+            ]
+        )
+        parts, (sent, received, *moments) = sums[: 2 * len(theta)], sums[2 * len(theta) :]
+        digest = join_digests(parts[: len(theta)]) + join_digests(parts[len(theta) :])
+        shared = None
+        if wants_shared(self.round, digest):
+            shared = {name: value.clone() for name, value in self.state.tensors().items()}
+        flight = None
+        own = self.averager.state_dict()
+        if self._flight is not None:
+            over = OutcomeRecord.of(outcome, moments) if outcome is not None else None
+            flight = self._flight.record(over)
+            own |= self._flight.tensors()
+        return Snapshot(
+            progress=self.state.progress.model_copy(deep=True),
+            digest=digest,
+            shared=shared,
+            record=EngineRecord(
+                step_in_round=self.step_in_round,
+                tokens=self._tokens,
+                seconds=self._seconds,
+                share=self._share,
+                last_exchange_seconds=self._last_exchange_seconds,
+                rounds_left_out=self.rounds_left_out,
+                delays=self._clock.state_dict(),
+                bytes_sent=int(sent),
+                bytes_received=int(received),
+                flight=flight,
+            ),
+            own=own,
+        )
+
+    # ------------------------------------------------------------------ a round's two ends
 
     def _launch(self) -> None:
         """The boundary: send `delta = theta - x`, and go on from `s = theta - phi delta`."""
         began = time.perf_counter()
         theta = self.theta
         end = self._weights.fetch()
-        delta: dict[str, torch.Tensor] | None
         delta = {name: theta[name] - value for name, value in end.items()}
         norm = self._norm(delta)
         delay = self._clock.steps(self._settings.local_steps)
@@ -223,20 +352,34 @@ class OuterEngine:
             [self._seconds / steps, self._last_exchange_seconds]
         )
         start = end
-        if not math.isfinite(norm):
+        sound = math.isfinite(norm)
+        if not sound:
             # Nothing sound to send: this cluster sits the round out and goes on from theta.
             log.warning("the pseudo-gradient of round %d is not finite: left out", self.round)
             self.rounds_left_out += 1
-            delta, self._tokens = None, 0
+            self._tokens = 0
             start = end = {name: value.clone() for name, value in theta.items()}
             self._weights.store(start)
         elif delay > 0 and self._settings.own_share != "all":
             phi = own_share(self._settings.own_share, self._settings.lr, self._share)
             start = {name: theta[name].sub(value, alpha=phi) for name, value in delta.items()}
             self._weights.store(start)
-        contribution = Contribution(delta, self._tokens, step_seconds, exchange_seconds)
-        future = self._worker.submit(self._round.run, contribution)
-        self._flight = _Flight(future, start, end, steps, delay, norm)
+        flight = self._flight = Flight(
+            future=Future(),
+            start=start,
+            end=end,
+            local_steps=steps,
+            delay=delay,
+            norm=norm,
+            base_round=self.round,
+            tokens=self._tokens,
+            step_seconds=step_seconds,
+            exchange_seconds=exchange_seconds,
+            sound=sound,
+        )
+        flight.future = self._worker.submit(
+            self._round.run, flight.contribution(delta if sound else None)
+        )
         self.step_in_round = 0
         self._tokens = 0
         self._seconds = 0.0
@@ -247,6 +390,7 @@ class OuterEngine:
         began = time.perf_counter()
         flight = self._flight
         assert flight is not None
+        self._await(flight.future)
         self._flight = None
         try:
             outcome = flight.future.result()
@@ -270,6 +414,18 @@ class OuterEngine:
             self._on_commit(report)
         return report
 
+    def _await(self, future: "Future[Outcome]") -> None:
+        """Return when the exchange is over on all ranks. Raises Interrupted (on all of them)."""
+        while True:
+            wait([future], timeout=_STOP_LOOK_SECONDS)
+            running, stop = self._agreement.maximum(
+                [float(not future.done()), float(self._stop_wanted())]
+            )
+            if not running:
+                return
+            if stop:
+                raise Interrupted
+
     def _rebase(self, old: dict[str, torch.Tensor], new: dict[str, torch.Tensor]) -> None:
         """`x = new - (old - x)`: go over to `new`, keeping the displacement made from `old`."""
         if self.step_in_round == 0:
@@ -286,7 +442,7 @@ class OuterEngine:
         squares = sum(float(value.double().square().sum()) for value in delta.values())
         return self._agreement.total([squares])[0] ** 0.5
 
-    def _report(self, flight: _Flight, outcome: Outcome) -> RoundReport:
+    def _report(self, flight: Flight, outcome: Outcome) -> RoundReport:
         traffic = self._exchange.traffic
         moved = (traffic.sent - self._counted[0], traffic.received - self._counted[1])
         self._counted = (traffic.sent, traffic.received)

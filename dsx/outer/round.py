@@ -1,6 +1,7 @@
 """One round's exchange, from membership to the outer step: what runs in the background."""
 
 import logging
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ class Outcome:
 
     committed: bool
     """The average was applied to theta, everywhere alike."""
+    cluster: str
+    """This cluster's own name."""
     clusters: tuple[str, ...]
     """Who took part, those included that only received."""
     contributors: tuple[str, ...]
@@ -55,6 +58,9 @@ class Outcome:
 class RoundExchange:
     """Brings one contribution after the other through the exchange into the shared state.
 
+    Attributes:
+        lock: held whenever the shared state or the averager's memory changes.
+
     Args:
         identity: digest that members must have in common.
         min_clusters: contributors below which a round is not committed.
@@ -73,6 +79,7 @@ class RoundExchange:
         self._averager = averager
         self._identity = identity
         self._min_clusters = min_clusters
+        self.lock = threading.Lock()
         self.rehash()
 
     def run(self, contribution: Contribution) -> Outcome:
@@ -101,9 +108,9 @@ class RoundExchange:
 
     def rehash(self) -> None:
         """The shared state has changed: take its digests anew."""
-        self._theta_digest, momentum_digest = self._state.digests()
+        self.theta_digest, self.momentum_digest = self._state.digests()
         # Equal within an outer group after every round (I1); sent with every header.
-        self._digest = join_digests(self._theta_digest) + join_digests(momentum_digest)
+        self._digest = join_digests(self.theta_digest) + join_digests(self.momentum_digest)
 
     def _attempt(self, contribution: Contribution) -> Outcome:
         membership = self._exchange.join()
@@ -124,11 +131,17 @@ class RoundExchange:
         enough = len(contributors) >= self._min_clusters
         committed = self._exchange.commit(True) and enough
         if committed:
-            self._averager.commit()
-            self._state.optimizer.step(average.tensors)
-            self._state.progress.round += 1
-            self._state.progress.tokens_total += sum(tokens)
-            self.rehash()
+            with self.lock:
+                self._averager.commit()
+                self._state.optimizer.step(average.tensors)
+                self._state.progress.round += 1
+                self._state.progress.tokens_total += sum(tokens)
+                self._state.progress.contributors = {
+                    name: count
+                    for name, count in zip(membership.clusters, tokens, strict=True)
+                    if count
+                }
+                self.rehash()
         else:
             self._averager.discard()
         if not committed and any(running):
@@ -140,13 +153,14 @@ class RoundExchange:
             )
         return Outcome(
             committed=committed,
+            cluster=membership.name,
             clusters=membership.clusters,
             contributors=contributors,
             share=shares[membership.index],
             exchange_seconds=time.perf_counter() - began,
             slowest_exchange=max(header.exchange_seconds for header in headers),
             fastest_step=min((h.step_seconds for h in headers if h.step_seconds > 0), default=0.0),
-            theta_digest=self._theta_digest,
+            theta_digest=self.theta_digest,
             moments=average.moments,
         )
 
@@ -173,11 +187,13 @@ class RoundExchange:
         if not behind:
             return
         source = next(index for index, header in enumerate(headers) if header.round == newest)
-        hand_over(self._exchange, membership, self._state, source, behind)
-        if membership.index in behind:
+        handed = hand_over(self._exchange, membership, self._state, source, behind)
+        if handed is not None:
+            with self.lock:
+                self._state.load(*handed)
+                self.rehash()
             log.warning(
                 "took the shared state of round %d from cluster %s",
                 newest,
                 membership.clusters[source],
             )
-            self.rehash()

@@ -23,6 +23,8 @@ class Progress(BaseModel):
     """Tokens in committed pseudo-gradients, over all clusters."""
     delays: list[int] = []
     """State of the delay clock."""
+    contributors: dict[str, int] = {}
+    """Of the last committed round: tokens by cluster."""
 
 
 @dataclass
@@ -58,8 +60,11 @@ def hand_over(
     state: SharedState,
     source: int,
     receivers: Sequence[int],
-) -> None:
-    """Member `source` gives its shared state to the members `receivers`. Collective."""
+) -> tuple[dict[str, torch.Tensor], Progress] | None:
+    """Member `source` gives its shared state to the members `receivers`. Collective.
+
+    Returns what `SharedState.load` takes, to a receiver.
+    """
     own = membership.index
     sending, receiving = own == source, own in receivers
 
@@ -82,6 +87,5 @@ def hand_over(
         payload = move(pack(named, names) if sending else scalars[:0])
         if receiving:
             fresh |= unpack(payload, shapes, names, membership.clusters[source])
-    if receiving:
-        # Only now is everything here: a source lost in between leaves the state untouched.
-        state.load(fresh, Progress.model_validate_json(bytes(got.numpy())))
+    # Only now is everything here: a source lost in between leaves the state untouched.
+    return (fresh, Progress.model_validate_json(bytes(got.numpy()))) if receiving else None

@@ -1,0 +1,190 @@
+"""The outer engine's state at one moment, as it is written and read back.
+
+All tensors are whole and named by parameter, so that they follow the parameter to whichever rank
+owns it later.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from dsx.outer.averaging import Moments
+from dsx.outer.round import Contribution, Outcome
+from dsx.outer.state import Progress
+
+WantsShared = Callable[[int, str], bool]
+"""(round, digest of theta and outer momentum) -> whether these have to be copied."""
+
+
+class OutcomeRecord(BaseModel):
+    """An exchange that is over, whose average was not applied here yet."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    committed: bool
+    cluster: str
+    clusters: list[str]
+    contributors: list[str]
+    share: float
+    exchange_seconds: float
+    slowest_exchange: float
+    fastest_step: float
+    moments: list[float]
+    """Summed over the ranks of the cluster."""
+
+    @staticmethod
+    def of(outcome: Outcome, moments: list[float]) -> "OutcomeRecord":
+        return OutcomeRecord(
+            committed=outcome.committed,
+            cluster=outcome.cluster,
+            clusters=list(outcome.clusters),
+            contributors=list(outcome.contributors),
+            share=outcome.share,
+            exchange_seconds=outcome.exchange_seconds,
+            slowest_exchange=outcome.slowest_exchange,
+            fastest_step=outcome.fastest_step,
+            moments=moments,
+        )
+
+    @staticmethod
+    def unseen(tokens: dict[str, int], cluster: str) -> "OutcomeRecord":
+        """Of a round whose end `cluster` did not see: all that its `tokens` by cluster tell."""
+        return OutcomeRecord(
+            committed=True,
+            cluster=cluster,
+            clusters=list(tokens),
+            contributors=list(tokens),
+            share=tokens[cluster] / sum(tokens.values()),
+            exchange_seconds=0.0,
+            slowest_exchange=0.0,
+            fastest_step=0.0,
+            moments=[],
+        )
+
+    def outcome(self, theta_digest: list[int], with_moments: bool) -> Outcome:
+        """As the exchange gave it. Moments are sums over ranks, and so go to one rank only."""
+        return Outcome(
+            committed=self.committed,
+            cluster=self.cluster,
+            clusters=tuple(self.clusters),
+            contributors=tuple(self.contributors),
+            share=self.share,
+            exchange_seconds=self.exchange_seconds,
+            slowest_exchange=self.slowest_exchange,
+            fastest_step=self.fastest_step,
+            theta_digest=theta_digest,
+            moments=Moments(*self.moments) if with_moments else Moments(),
+        )
+
+
+class FlightRecord(BaseModel):
+    """A pseudo-gradient on the wire; its tensors are `flight_start/NAME`, `flight_end/NAME`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    base_round: int
+    """Rounds committed when it was launched."""
+    local_steps: int
+    delay: int
+    norm: float
+    tokens: int
+    step_seconds: float
+    exchange_seconds: float
+    sound: bool
+    """False: it was not finite, and so nothing was sent."""
+    outcome: OutcomeRecord | None
+    """None: the same exchange is made again."""
+
+
+class EngineRecord(BaseModel):
+    """The scalars of one cluster's outer engine."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    step_in_round: int
+    tokens: int
+    seconds: float
+    share: float
+    last_exchange_seconds: float
+    rounds_left_out: int
+    delays: list[int]
+    """State of the delay clock."""
+    bytes_sent: int
+    """Over all ranks, since the last report."""
+    bytes_received: int
+    flight: FlightRecord | None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One rank's share of the state.
+
+    Attributes:
+        progress: scalars that all clusters hold alike.
+        digest: of theta and outer momentum of the whole model; independent of the layout.
+        shared: `theta/NAME`, `momentum/NAME`; None when they were not wanted.
+        record: this cluster's own scalars, the same on all its ranks.
+        own: this cluster's own tensors, by `PART/NAME`: `flight_start`, `flight_end`, and what the
+            averager remembers.
+    """
+
+    progress: Progress
+    digest: str
+    shared: Mapping[str, torch.Tensor] | None
+    record: EngineRecord | None
+    own: Mapping[str, torch.Tensor]
+
+
+@dataclass
+class Flight:
+    """A pseudo-gradient on the wire."""
+
+    future: "Future[Outcome]"
+    start: dict[str, torch.Tensor]
+    """s: the local weights from which training went on at the boundary."""
+    end: dict[str, torch.Tensor]
+    """The local weights that the round ended with; `start` itself when all was kept."""
+    local_steps: int
+    delay: int
+    norm: float
+    base_round: int
+    """Rounds committed when it was launched."""
+    tokens: int
+    step_seconds: float
+    exchange_seconds: float
+    sound: bool
+    """False: it was not finite, and so nothing is sent."""
+
+    def contribution(self, delta: Mapping[str, torch.Tensor] | None) -> Contribution:
+        """What goes into the exchange; `delta` is None when it is not sound."""
+        return Contribution(delta, self.tokens, self.step_seconds, self.exchange_seconds)
+
+    def record(self, outcome: OutcomeRecord | None) -> FlightRecord:
+        return FlightRecord(
+            base_round=self.base_round,
+            local_steps=self.local_steps,
+            delay=self.delay,
+            norm=self.norm if self.sound else 0.0,
+            tokens=self.tokens,
+            step_seconds=self.step_seconds,
+            exchange_seconds=self.exchange_seconds,
+            sound=self.sound,
+            outcome=outcome,
+        )
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        named = {f"flight_start/{name}": value for name, value in self.start.items()}
+        if self.end is not self.start:
+            named |= {f"flight_end/{name}": value for name, value in self.end.items()}
+        return named
+
+
+def part(tensors: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+    """The tensors `name/...`, by the rest of their key."""
+    prefix = f"{name}/"
+    return {
+        key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)
+    }
