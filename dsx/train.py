@@ -3,11 +3,14 @@
 `deepspeed --num_gpus 2 --module dsx.train --deepspeed_config F [--set KEY=VALUE ...]
 [--cluster NAME --coordinator http://HOST:PORT]`. Without `--coordinator` it is a plain pipeline
 run of one cluster.
+
+SIGTERM or SIGINT lets it save at the next step's boundary and end with exit code 75.
 """
 
 import argparse
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -40,19 +43,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         format=f"%(asctime)s {args.cluster}/{rank} %(levelname)s %(message)s",
     )
     try:
-        _train(args, rank)
+        return _train(args, rank)
     except DsxError as error:
         print(f"dsx: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 2 if isinstance(error, SettingsError) else 1
-    return 0
 
 
-def _train(args: argparse.Namespace, rank: int) -> None:
+def _train(args: argparse.Namespace, rank: int) -> int:
     settings = settings_from(args)
     announce("loading libraries", rank)
     # Heavy imports come after the settings are known to be good.
     from dsx.training.preflight import preflight
     from dsx.training.run import ClusterRun, Launch
+    from dsx.training.stopping import EXIT_STOPPED
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     announce("preparing data, checking the model", rank)
@@ -60,8 +63,32 @@ def _train(args: argparse.Namespace, rank: int) -> None:
     launch = Launch(args.cluster, args.coordinator, args.bind, args.resume)
     announce("building the model", rank)
     run = ClusterRun(settings, launch, ready)
-    run.train()
-    run.close()
+    saved = run.train()
+    if saved is None:
+        run.close()
+        return 0
+    run.abandon()
+    if rank == 0:
+        print(
+            f"dsx: asked to end at step {run.step}; saved {saved}. Go on with:\n"
+            f"  {resume_command(processes, sys.argv[1:])}",
+            file=sys.stderr,
+            flush=True,
+        )
+    # An exchange may still be in the air, for whose end no thread must be waited.
+    os._exit(EXIT_STOPPED)
+
+
+def resume_command(processes: int, words: Sequence[str]) -> str:
+    """What to type to go on, from the words that this rank was started with."""
+    own: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word == "--resume":
+            next(rest, None)  # what was saved now is newer than what that names
+        elif not word.startswith(("--local_rank", "--resume=")):
+            own.append(word)
+    return shlex.join(["deepspeed", "--num_gpus", str(processes), "--module", "dsx.train", *own])
 
 
 if __name__ == "__main__":

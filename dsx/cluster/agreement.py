@@ -1,6 +1,6 @@
 """How the ranks of one cluster come to one decision, over CPU tensors whatever the accelerator."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,18 @@ class ClusterAgreement:
     def total(self, values: Sequence[float]) -> list[float]:
         """The element-wise sum over the ranks, in float64: exact for integers below 2**53."""
         return self._reduce(values, dist.ReduceOp.SUM)
+
+    def maximum_later(self, values: Sequence[float]) -> Callable[[], list[float]]:
+        """`maximum`, begun now; the function that is returned waits for it."""
+        tensor = torch.tensor(list(values), dtype=torch.float64)
+        work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+        def result() -> list[float]:
+            assert work is not None
+            work.wait()
+            return tensor.tolist()
+
+        return result
 
     def broadcast(self, decision: Any = None) -> Any:
         """Rank 0's `decision`, a small picklable object; the other ranks' argument is unused."""

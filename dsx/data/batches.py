@@ -4,7 +4,8 @@ With C clusters and B = replica_count * accumulation * micro_batch samples per c
 step, cluster c trains at inner step s on the sample positions [(s*C + c)*B, (s*C + c + 1)*B).
 Inside that range, micro-batch m, replica d, row b is position m*D*micro_batch + d*micro_batch + b:
 the clusters together read one global order, disjointly, and a change of accumulation against
-replicas leaves the samples of a step the same.
+replicas leaves the samples of a step the same. When the clusters change, counting begins anew at a
+`first_step` and a `first_position`, which take the place of s = 0 and of position 0.
 """
 
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ class BatchStream(Iterator[MicroBatch]):
         accumulation: micro-batches per inner step.
         cluster_index, cluster_count: this cluster among all.
         replica_index, replica_count: this data-parallel replica inside the cluster.
+        first_step, first_position: the inner step and the sample position that counting begins at.
 
     Raises:
         ValueError: an index outside its count, a count below 1, or an order of another length.
@@ -52,6 +54,8 @@ class BatchStream(Iterator[MicroBatch]):
         cluster_count: int,
         replica_index: int,
         replica_count: int,
+        first_step: int = 0,
+        first_position: int = 0,
     ) -> None:
         if min(micro_batch, accumulation, cluster_count, replica_count) < 1:
             raise ValueError(
@@ -72,6 +76,8 @@ class BatchStream(Iterator[MicroBatch]):
         self.cluster_count = cluster_count
         self.replica_index = replica_index
         self.replica_count = replica_count
+        self.first_step = first_step
+        self.first_position = first_position
         self._micro_batches_given = 0
 
     @property
@@ -80,21 +86,23 @@ class BatchStream(Iterator[MicroBatch]):
         return self._micro_batches_given // self.accumulation
 
     def seek(self, step: int) -> None:
-        """Go to the first micro-batch of inner step `step` (0 or more).
+        """Go to the first micro-batch of inner step `step` (`first_step` or more).
 
         Raises:
-            ValueError: `step` is negative.
+            ValueError: `step` is before `first_step`.
         """
-        if step < 0:
-            raise ValueError(f"inner steps start at 0; cannot seek to {step}")
+        if step < self.first_step:
+            raise ValueError(f"inner steps start at {self.first_step}; cannot seek to {step}")
         self._micro_batches_given = step * self.accumulation
 
     def positions(self, step: int, micro: int) -> range:
         """Sample positions of the rows of micro-batch `micro` of inner step `step`."""
         per_micro = self.replica_count * self.micro_batch
         per_step = self.accumulation * per_micro
+        counted = step - self.first_step
         start = (
-            (step * self.cluster_count + self.cluster_index) * per_step
+            self.first_position
+            + (counted * self.cluster_count + self.cluster_index) * per_step
             + micro * per_micro
             + self.replica_index * self.micro_batch
         )

@@ -118,6 +118,16 @@ class OuterEngine:
         """Rounds committed so far."""
         return self.state.progress.round
 
+    @property
+    def is_flushed(self) -> bool:
+        """Whether theta holds everything that was trained here."""
+        return self._flight is None and self.step_in_round == 0
+
+    @property
+    def goes_on(self) -> bool:
+        """After `start`: whether a restored state was what the other clusters go on from, too."""
+        return self._restored_round is not None
+
     def start(self) -> tuple[str, ...]:
         """Meet the other clusters and take over the newest shared state among them.
 

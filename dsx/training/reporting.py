@@ -3,7 +3,7 @@
 from importlib.metadata import version
 
 from dsx.cluster.engine import StepResult
-from dsx.outer.engine import RoundReport
+from dsx.outer.report import RoundReport
 from dsx.settings import Settings
 from dsx.settings.codec_block import CompressionSettings, LowRankCodec, TopKCodec
 from dsx.tracking.events import EvalEvent, InnerEvent, OuterEvent, RunEvent

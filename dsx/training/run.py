@@ -1,7 +1,9 @@
 """One cluster's run: inner steps, the outer engine around them, evaluations, checkpoints."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from dsx.cluster.engine import ClusterEngine
 from dsx.cluster.schedule import learning_rate
@@ -9,15 +11,22 @@ from dsx.data.batches import BatchStream, heldout_batches
 from dsx.data.order import SampleOrder
 from dsx.models.pretrained import load_pretrained
 from dsx.models.stage import Stage
-from dsx.outer.engine import OuterEngine, RoundReport
+from dsx.outer.engine import Interrupted, OuterEngine
+from dsx.outer.report import RoundReport
 from dsx.settings import Settings
 from dsx.tracking.phases import announce
 from dsx.tracking.tracker import Tracker
 from dsx.training.meeting import meet
 from dsx.training.preflight import Preflight, run_identity
 from dsx.training.reporting import Reporter, codec_label
+from dsx.training.saving import RunSaver
+from dsx.training.stopping import StopSignals
 
 log = logging.getLogger(__name__)
+
+_FLIGHT_SECONDS = 5.0
+"""How long a run that was asked to end waits for an exchange in the air: what is saved then fits
+what the other clusters save. Schedulers give some 30 s between SIGTERM and SIGKILL."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +44,21 @@ class ClusterRun:
 
     def __init__(self, settings: Settings, launch: Launch, ready: Preflight) -> None:
         self.step = 0
+        self._evaluated_at = 0
         self._settings = settings
         self._dsx = settings.dsx
         self._ready = ready
         self._launch = launch
         self.engine = ClusterEngine(settings, self._build_stage, tied=ready.plan.tied)
+        self._stops = StopSignals(self.engine.agreement)
+        self.saver = RunSaver(
+            settings,
+            ready,
+            self.engine,
+            launch.cluster,
+            launch.resume,
+            with_clusters=launch.coordinator is not None,
+        )
         tracker = (
             Tracker.open(self._dsx.run_dir, launch.cluster, self._dsx.name, self._dsx.tracking)
             if self.engine.rank == 0
@@ -53,19 +72,7 @@ class ClusterRun:
             settings.train_micro_batch_size_per_gpu,
             self._dsx.training.eval_batches,
         )
-        self._evaluated_at = 0
-        self.outer, self._store = self._join_clusters()
-        place, places = self._place()
-        self._batches = BatchStream(
-            ready.data.train,
-            SampleOrder(len(ready.data.train), self._dsx.seed),
-            settings.train_micro_batch_size_per_gpu,
-            settings.gradient_accumulation_steps,
-            place,
-            places,
-            self.engine.replica_index,
-            self.engine.replica_count,
-        )
+        self.outer: OuterEngine | None = None
 
     @property
     def tokens_per_step(self) -> int:
@@ -77,24 +84,98 @@ class ClusterRun:
             * self._dsx.data.seq_len
         )
 
-    def train(self) -> None:
-        """All inner steps that are left, the flush, and the last evaluation."""
+    def train(self) -> Path | None:
+        """All inner steps that are left, the flush, the last evaluation and checkpoint.
+
+        Returns:
+            None when the run is over; the last checkpoint when it was asked to end before.
+        """
+        found = self.saver.found
+        if self.saver.finished and found is not None:
+            log.info(
+                "this run has finished: %s is at step %d of %d; raise dsx.training.steps to go on",
+                found.folder,
+                found.manifest.step,
+                self._dsx.training.steps,
+            )
+            return None
         self._report.run(self._settings, self._ready)
+        try:
+            self._begin()
+            self._train()
+        except Interrupted:
+            return self._stop()
+        return None
+
+    def close(self) -> None:
+        """Leave the other clusters, then end this one."""
+        self.saver.close()
+        if self.outer is not None:
+            self.outer.close()
+        self._report.close()
+        self.engine.close()
+
+    def abandon(self) -> None:
+        """Of `close`, what may be done while an exchange is still in the air."""
+        self._report.close()
+
+    def _begin(self) -> None:
+        """Bring back what was saved, meet the other clusters, find the place in the data."""
+        self.outer, self._store = self._join_clusters()
+        self.saver.restore(self.outer)
+        if self.saver.found is not None and self.saver.is_own:
+            self.step = self.saver.found.manifest.step
+            self._evaluated_at = self.saver.found.manifest.evaluated_at
+        clusters: Sequence[str] = (self._launch.cluster,)
+        if self.outer is not None:
+            announce("waiting for the other clusters", self.engine.rank)
+            clusters = self.outer.start()
+            log.info("training together: %s", ", ".join(clusters))
+            if not self.outer.goes_on:
+                # A cluster that comes later goes on where the others are.
+                self.step = self.outer.round * self._dsx.outer.local_steps
+        round_ = self.outer.round if self.outer is not None else 0
+        self._data = self.saver.position(clusters, self.step, round_)
+        blocks = self._ready.data.train
+        self._batches = BatchStream(
+            blocks,
+            SampleOrder(len(blocks), self._dsx.seed),
+            self._settings.train_micro_batch_size_per_gpu,
+            self._settings.gradient_accumulation_steps,
+            self._data.place,
+            len(clusters),
+            self.engine.replica_index,
+            self.engine.replica_count,
+            self._data.first_step,
+            self._data.first_position,
+        )
+
+    def _train(self) -> None:
+        if self.outer is not None and self.outer.goes_on:
+            self.outer.go_on()
         steps = self._dsx.training.steps
         while self.step < steps:
             self._inner_step()
+            if self._stops.agreed():
+                raise Interrupted
         if self.outer is not None:
             announce("finishing the last exchange", self.engine.rank)
             self.outer.finish()
         if self._evaluated_at < self.step or steps == 0:
             self._evaluate()
+        if steps > 0:
+            announce("saving", self.engine.rank)
+            self._save(wait=True)
 
-    def close(self) -> None:
-        """Leave the other clusters, then end this one."""
+    def _stop(self) -> Path | None:
+        """Asked to end: save what there is."""
+        announce("saving", self.engine.rank)
         if self.outer is not None:
-            self.outer.close()
-        self._report.close()
-        self.engine.close()
+            self.outer.wait_for_flight(_FLIGHT_SECONDS)
+        return self._save(wait=True)
+
+    def _save(self, *, wait: bool = False) -> Path | None:
+        return self.saver.save(self.step, self._evaluated_at, self._data, self.outer, wait=wait)
 
     def _build_stage(self, index: int) -> Stage:
         pipeline = self._dsx.pipeline
@@ -130,19 +211,9 @@ class ClusterRun:
             vocab_size=self._ready.plan.vocab_size,
             agreement=self.engine.agreement,
             on_commit=self._after_commit,
+            stop_wanted=lambda: self._stops.wanted,
         )
         return outer, store
-
-    def _place(self) -> tuple[int, int]:
-        """This cluster's place among those that read the corpus together."""
-        if self.outer is None:
-            return 0, 1
-        announce("waiting for the other clusters", self.engine.rank)
-        clusters = self.outer.start()
-        # A cluster that comes later goes on where the others are.
-        self.step = self.outer.round * self._dsx.outer.local_steps
-        log.info("training together: %s", ", ".join(clusters))
-        return clusters.index(self._launch.cluster), len(clusters)
 
     def _inner_step(self) -> None:
         rate = learning_rate(self.step, self._settings)
@@ -154,6 +225,8 @@ class ClusterRun:
         if self.outer is None:
             if self._evaluation_is_due():
                 self._evaluate()
+            if self.saver.is_due(self.step, 0):
+                self._save()
             return
         self.outer.advance(self.tokens_per_step, result.seconds)
         self.outer.settle()
@@ -162,6 +235,8 @@ class ClusterRun:
         self._report.outer(report)
         if self._evaluation_is_due():
             self._evaluate()
+        if self.saver.is_due(self.step, report.round):
+            self._save()
 
     def _evaluation_is_due(self) -> bool:
         every = self._dsx.training.eval_every
