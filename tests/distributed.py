@@ -4,6 +4,7 @@ The ranks are forked from a server that has imported torch and DeepSpeed once, s
 first call of a test session pays for those imports (about 6 s on one core).
 """
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -17,7 +18,16 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-PRELOAD = ("torch", "torch.distributed", "deepspeed", "transformers.models.llama.modeling_llama")
+PRELOAD = (
+    "deepspeed",
+    # What `deepspeed.initialize` imports only when it is called: torch's inductor, above all.
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.module_inject.auto_ep_layer",
+    "torch.distributed",
+    "transformers.models.llama.modeling_llama",
+    "dsx.cluster.engine",
+    "dsx.models.plan",
+)
 ENVIRONMENT = {
     "DS_ACCELERATOR": "cpu",
     "OMP_NUM_THREADS": "1",
@@ -106,6 +116,7 @@ def _rank_main(
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
     )
+    gc.freeze()  # what was imported before the fork is not worth the collections DeepSpeed forces
     try:
         import torch
 

@@ -4,7 +4,7 @@ With ZeRO-1 the inner optimizer owns one flat fp32 partition per replica; the mo
 or fp32) are copies that every step overwrites. An outer step therefore writes both. DeepSpeed's own
 `safe_set_full_fp32_param` writes the partition only: the module is stale until the next step.
 
-Two DeepSpeed optimizers arise (see `dsx.cluster.deepspeed_config`): `DeepSpeedZeroOptimizer` for
+Two DeepSpeed optimizers arise (see `dsx.cluster.engine`): `DeepSpeedZeroOptimizer` for
 fp32 and `BF16_Optimizer` for bf16 with fp32 accumulation. Both leave in torch's optimizer one flat
 fp32 tensor per parameter group, and on each parameter a `_hp_mapping` that says which of its
 elements lie where in that tensor. This module relies on these two facts and on nothing else.

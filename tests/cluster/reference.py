@@ -27,6 +27,7 @@ def settings_for(
     bf16: bool = False,
     optimizer: dict[str, Any] | None = None,
     clipping: float = 0.3,
+    recompute: bool = False,
 ) -> Settings:
     adamw = {
         "type": "AdamW",
@@ -56,7 +57,7 @@ def settings_for(
                         "tie_word_embeddings": tied,
                     }
                 },
-                "pipeline": {"stages": stages},
+                "pipeline": {"stages": stages, "activation_checkpointing": recompute},
                 "data": {"seq_len": SEQ_LEN},
                 "tokenizer": {"vocab_size": 300},
                 "training": {

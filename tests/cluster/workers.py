@@ -1,11 +1,13 @@
 """What the ranks of a test cluster do; the tests compare what they return with plain torch."""
 
 import itertools
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from dsx.cluster.distributed import initialize
 from dsx.cluster.engine import ClusterEngine
 from dsx.cluster.master_weights import MASTER
 from dsx.cluster.schedule import learning_rate
@@ -21,7 +23,9 @@ def open_engine(raw: dict[str, Any]) -> tuple[ClusterEngine, Settings]:
     ranges = plan.partition(settings.dsx.pipeline.stages)
     engine = ClusterEngine(
         settings,
-        lambda index: plan.build_stage(ranges[index], settings.dsx.seed),
+        lambda index: plan.build_stage(
+            ranges[index], settings.dsx.seed, settings.dsx.pipeline.activation_checkpointing
+        ),
         tied=plan.tied,
     )
     return engine, settings
@@ -76,12 +80,14 @@ def train_and_write(raw: dict[str, Any], bucket_elements: int) -> dict[str, Any]
     heldout = [split(sequences(500 + i)[:rows]) for i in range(5)]
     snapshot("initial")
     seen["eval-initial"] = engine.eval_loss(heldout)
-    seen["train-first"] = train(5)
+    kinds = engine.weights.moment_kinds()
+    seen["train-first"] = train(1)
+    seen["first-moment"] = engine.weights.fetch(kinds[0])
+    seen["train-first"] += train(4)
     seen["eval-trained"] = engine.eval_loss(heldout)
     snapshot("trained")
     seen["train-second"] = train(5)
     snapshot("ten-steps")
-    kinds = engine.weights.moment_kinds()
     seen["moments"] = {kind: engine.weights.fetch(kind) for kind in kinds}
     seen["optimizer-steps"] = engine.weights.optimizer_steps
 
@@ -101,3 +107,54 @@ def train_and_write(raw: dict[str, Any], bucket_elements: int) -> dict[str, Any]
     assert MASTER not in kinds
     engine.close()
     return seen
+
+
+def _error(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def decide_and_refuse(raw: dict[str, Any]) -> dict[str, Any]:
+    """Agreement, evaluation of few batches, and calls that can't be met."""
+    port = os.environ.pop("MASTER_PORT")
+    seen = {"no-port": _error(initialize)}
+    os.environ["MASTER_PORT"] = port
+    engine, settings = open_engine(raw)
+    rank, agreement, weights = engine.rank, engine.agreement, engine.weights
+    seen["maximum"] = agreement.maximum([rank, -rank, 0.5])
+    seen["total"] = agreement.total([2.0**52, rank])
+    seen["broadcast"] = agreement.broadcast({"from": rank})
+    seen["gather"] = agreement.gather(f"rank {rank}")
+    agreement.barrier()
+
+    rows = settings.train_micro_batch_size_per_gpu
+    one = split(sequences(1)[:rows])
+    seen["eval-none"] = _error(lambda: engine.eval_loss([]))
+    seen["eval-one"] = engine.eval_loss([one])
+    seen["eval-same-three"] = engine.eval_loss([one] * 3)
+
+    masters = weights.fetch()
+    seen["owned"] = {name: tensor.numel() for name, tensor in masters.items()}
+    others = list(masters)[1:]
+    seen["store-fewer"] = _error(lambda: weights.store({n: masters[n] for n in others}))
+    seen["kind"] = _error(lambda: weights.fetch("momentum_buffer"))
+    seen["steps-before"] = weights.optimizer_steps
+    seen["moments-before"] = max(float(v.abs().max()) for v in weights.fetch("exp_avg").values())
+
+    three = dict(raw, dsx={**raw["dsx"], "pipeline": {"stages": 3}})
+    seen["three-stages"] = _error(lambda: open_engine(three))
+    engine.close()
+    return seen
+
+
+def store_wrong(raw: dict[str, Any]) -> list[str]:
+    """Stores that a single rank refuses when it comes to the tensor."""
+    engine, _ = open_engine(raw)
+    masters = engine.weights.fetch()
+    first = next(iter(masters))
+    shape = {**masters, first: masters[first][:1]}
+    dtype = {**masters, first: masters[first].bfloat16()}
+    return [_error(lambda wrong=wrong: engine.weights.store(wrong)) for wrong in (shape, dtype)]
