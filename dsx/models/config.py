@@ -1,5 +1,6 @@
 """The HF config that the settings ask for."""
 
+import copy
 import difflib
 from typing import Any
 
@@ -25,6 +26,13 @@ def load_config(model: ModelSettings) -> PretrainedConfig:
             f"no model config can be read from dsx.model.path {model.path!r}: {error}; give a "
             "folder with config.json or the name of a model on the hub"
         ) from error
+
+
+def config_from_dict(values: dict[str, Any]) -> PretrainedConfig:
+    """The config that `PretrainedConfig.to_dict` gave, perhaps through JSON."""
+    kind = CONFIG_MAPPING[values["model_type"]]
+    config: PretrainedConfig = kind.from_dict(copy.deepcopy(values))
+    return config
 
 
 def _from_json(given: dict[str, Any]) -> PretrainedConfig:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import torch
 
 from dsx.checkpoint.choosing import Choice, choose, is_finished
+from dsx.checkpoint.export import TOKENIZER
 from dsx.checkpoint.folders import Checkpoint
 from dsx.checkpoint.generators import generator_states, restore_generators
 from dsx.checkpoint.manifest import ClusterManifest, DataPosition, Layout
@@ -53,6 +55,8 @@ class RunSaver:
         self._cluster = cluster
         self._saved: tuple[int, bool] | None = None
         self._choice = self._choose(resume, with_clusters)
+        if engine.rank == 0:
+            self._keep_tokenizer()
         self.writer = CheckpointWriter(
             self._dsx.run_dir, cluster, self._dsx.checkpoint.keep, engine.rank
         )
@@ -201,6 +205,20 @@ class RunSaver:
         if answer is not None and answer.own and self._engine.rank == 0:
             self._restore_tracking(answer.checkpoint.manifest.tracking)
         return answer
+
+    def _keep_tokenizer(self) -> None:
+        """The run folder alone is to suffice for an export, wherever it is moved to."""
+        target = Path(self._dsx.run_dir) / TOKENIZER
+        if target.exists():
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        copy = target.with_name(f".{TOKENIZER}.{self._cluster}")
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(self._ready.data.tokenizer_folder, copy)
+        try:
+            copy.rename(target)
+        except OSError:  # another cluster was faster
+            shutil.rmtree(copy)
 
     def _tell(self, choice: Choice) -> None:
         manifest = choice.checkpoint.manifest

@@ -1,0 +1,111 @@
+"""From a checkpoint to a Hugging Face folder: no process group, one layer in memory at a time."""
+
+from collections import ChainMap
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+import torch
+
+from dsx.checkpoint.folders import Checkpoint, RunFolder, open_checkpoint
+from dsx.errors import CheckpointError
+from dsx.models.config import config_from_dict
+from dsx.models.export import export_hf
+
+Dtype = Literal["bf16", "fp32"]
+TOKENIZER = "tokenizer"
+"""The tokenizer's folder in a run folder."""
+
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Which weights an export holds."""
+
+    output: Path
+    checkpoint: Path
+    cluster: str
+    weights: Literal["shared", "local"]
+    """Those that the clusters hold alike, or this cluster's own where there was no exchange."""
+    round: int
+    step: int
+    flushed: bool
+    """Whether everything that the cluster had trained is in them."""
+    dtype: Dtype
+
+    def __str__(self) -> str:
+        which = f"the {self.weights} weights of cluster {self.cluster} at step {self.step}"
+        if self.weights == "shared":
+            rest = "flushed" if self.flushed else "not flushed: later inner steps are not in them"
+            which = (
+                f"the shared weights after round {self.round} ({rest}; cluster {self.cluster} at "
+                f"step {self.step})"
+            )
+        return f"{self.output}: {which}, {self.dtype}, from {self.checkpoint}"
+
+
+def newest_checkpoint(run_dir: Path | str) -> Checkpoint:
+    """The checkpoint of the run that is furthest.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    folder = RunFolder(run_dir)
+    listings = [folder.list(cluster) for cluster in folder.clusters()]
+    newest = [listing.complete[0] for listing in listings if listing.complete]
+    if not newest:
+        damaged = [problem for listing in listings for problem in listing.damaged]
+        raise CheckpointError(
+            f"{run_dir} holds no complete checkpoint"
+            + (f": {'; '.join(damaged)}" if damaged else "; give the folder of a run to --run")
+        )
+    return max(newest, key=lambda c: (c.manifest.round, c.manifest.step, c.manifest.flushed))
+
+
+def export_run(
+    run_dir: Path | str,
+    output: Path | str,
+    dtype: Dtype | None = None,
+    checkpoint: Path | str | None = None,
+) -> Exported:
+    """Write the weights of a run as a Hugging Face folder.
+
+    Args:
+        run_dir: the run folder.
+        output: a folder that is empty or does not exist.
+        dtype: of the weights; by default that in which the model computed.
+        checkpoint: the folder of one checkpoint; by default the newest of the run.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it is damaged.
+        ModelError: `output` is in use.
+    """
+    found = newest_checkpoint(run_dir) if checkpoint is None else open_checkpoint(Path(checkpoint))
+    manifest = found.manifest
+    bf16 = (manifest.settings.get("bf16") or {}).get("enabled", False)
+    chosen: Dtype = dtype or ("bf16" if bf16 else "fp32")
+    shared = found.shared is not None
+    weights = found.shared_tensors("theta/") if shared else found.tensors("master/")
+    layers = cast("list[MutableMapping[str, torch.Tensor]]", [weights, found.tensors("buffer/")])
+    model = manifest.settings["dsx"]["model"]
+    tokenizer = Path(run_dir) / TOKENIZER
+    export_hf(
+        config_from_dict(manifest.model),
+        ChainMap(*layers),
+        tokenizer if tokenizer.is_dir() else None,
+        output,
+        _DTYPES[chosen],
+        generation_from=model["path"] if model["init"] == "pretrained" else None,
+    )
+    return Exported(
+        output=Path(output),
+        checkpoint=found.folder,
+        cluster=manifest.cluster,
+        weights="shared" if shared else "local",
+        round=manifest.round,
+        step=manifest.step,
+        flushed=manifest.flushed,
+        dtype=chosen,
+    )
