@@ -15,18 +15,44 @@ import sys
 from collections.abc import Sequence
 
 from dsx.cli.common import add_settings_arguments, settings_from
+from dsx.cli.main import explain_file_error
 from dsx.errors import DsxError, SettingsError
 from dsx.tracking.phases import announce
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line of one rank."""
-    parser = argparse.ArgumentParser(prog="dsx.train", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="dsx.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     add_settings_arguments(parser)
-    parser.add_argument("--cluster", default="c0", metavar="NAME", help="this cluster's name")
-    parser.add_argument("--coordinator", metavar="URL", help="address of `dsx coordinator`")
-    parser.add_argument("--bind", metavar="HOST", help="where other clusters reach this one")
-    parser.add_argument("--resume", default="auto", metavar="auto|PATH|never")
+    parser.add_argument(
+        "--cluster",
+        default="c0",
+        metavar="NAME",
+        help="this cluster's name, another for each cluster of a run (default: c0)",
+    )
+    parser.add_argument(
+        "--coordinator",
+        metavar="URL",
+        help="what `dsx coordinator` printed; without it this cluster trains alone",
+    )
+    parser.add_argument(
+        "--bind",
+        metavar="HOST",
+        help="this machine's address as other clusters reach it (default: the one from which the "
+        "coordinator is reached)",
+    )
+    parser.add_argument(
+        "--resume",
+        default="auto",
+        metavar="auto|PATH|never",
+        help="go on from the run folder's newest checkpoint if there is one (auto, the default), "
+        "from a run folder or one checkpoint, or start afresh in an unused run folder (never)",
+    )
     parser.add_argument(
         "--checked", action="store_true", help="the split of this model has been checked before"
     )
@@ -47,16 +73,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DsxError as error:
         print(f"dsx: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 2 if isinstance(error, SettingsError) else 1
+    except OSError as error:
+        told = explain_file_error(error)
+        if told is None:
+            raise
+        print(f"dsx: DsxError: {told}", file=sys.stderr, flush=True)
+        return 1
 
 
 def _train(args: argparse.Namespace, rank: int) -> int:
     settings = settings_from(args)
     announce("loading libraries", rank)
     # Heavy imports come after the settings are known to be good.
+    from dsx.training.meeting import read_address
     from dsx.training.preflight import preflight
     from dsx.training.run import ClusterRun, Launch
     from dsx.training.stopping import EXIT_STOPPED
 
+    if args.coordinator is not None:
+        read_address(args.coordinator)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     announce("preparing data, checking the model", rank)
     ready = preflight(settings, processes, check_split=rank == 0 and not args.checked)

@@ -1,8 +1,27 @@
 """Arguments that several commands share."""
 
 import argparse
+import math
 
 from dsx.settings import Settings, load_settings
+
+
+def count(text: str) -> int:
+    """An argument's value as a whole number above 0."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"is {text}; give a whole number from 1")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """An argument's value as a time above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"is {text}; give a number of seconds above 0")
+    return value
 
 
 def add_settings_arguments(parser: argparse.ArgumentParser) -> None:

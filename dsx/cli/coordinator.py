@@ -4,6 +4,8 @@ import argparse
 import signal
 import threading
 
+from dsx.cli.common import seconds
+
 HELP = "Run the meeting point of the clusters until Ctrl-C or SIGTERM."
 
 
@@ -18,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--straggler-seconds",
-        type=float,
+        type=seconds,
         default=600.0,
         metavar="SECONDS",
         help="how long a round waits for clusters that are alive but not ready (default: 600)",
@@ -37,6 +39,10 @@ def run(args: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
     with Coordinator(args.bind, args.straggler_seconds) as coordinator:
-        print(f"coordinator at {coordinator.address}", flush=True)
+        print(
+            f"coordinator at {coordinator.address} (give this to every cluster as --coordinator; "
+            "Ctrl-C ends it)",
+            flush=True,
+        )
         stopped.wait()
     return 0

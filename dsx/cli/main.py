@@ -6,6 +6,7 @@ A command is a module `dsx.cli.NAME` with `HELP` (one line), `add_arguments(pars
 
 import argparse
 import difflib
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,30 @@ COMMANDS = {
     "bench": "Measure this machine and this installation.",
 }
 """Name -> the command's `HELP`, repeated here so that `dsx --help` imports no command."""
+
+_EPILOG = """\
+first steps, from the folder of the clone:
+  dsx prepare --deepspeed_config configs/quickstart.json
+  dsx local   --deepspeed_config configs/quickstart.json --clusters 2
+  dsx report  --run runs/quickstart
+
+one cluster alone, or one of several sites (docs/launching.md):
+  deepspeed --num_gpus 2 --module dsx.train --deepspeed_config configs/quickstart.json
+
+`dsx COMMAND --help` tells a command's arguments, docs/configuration.md all settings.
+"""
+_FILE_ERRORS = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+}
+"""What the file system may say about a path that a user has chosen."""
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -45,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     try:
         parser = _parser(name)
-        arguments = parser.parse_args(words)
+        arguments, unknown = parser.parse_known_args(words)
+        if unknown:
+            arguments.parser.error(_explain_unknown(unknown[0], arguments.parser))
         if arguments.command is None:
             parser.print_help(sys.stderr)
             return EXIT_USAGE
@@ -54,24 +81,50 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, EXIT_USAGE)
     except DsxError as error:
         return _fail(error, EXIT_FAILED)
+    except OSError as error:
+        told = explain_file_error(error)
+        if told is None:
+            raise
+        print(f"dsx: {told}", file=sys.stderr)
+        return EXIT_FAILED
     except KeyboardInterrupt:
         print("dsx: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def explain_file_error(error: OSError) -> str | None:
+    """What a user can act on: a path that they chose is unreadable, full, or no folder.
+
+    None for other errors, which are faults of dsx.
+    """
+    if error.filename is None or error.errno not in _FILE_ERRORS:
+        return None
+    return f"{error.filename}: {error.strerror}; choose another path, or make this one usable"
+
+
+def _explain_unknown(word: str, parser: argparse.ArgumentParser) -> str:
+    options = [option for action in parser._actions for option in action.option_strings]
+    near = difflib.get_close_matches(word.partition("=")[0], options, n=1)
+    return f"there is no argument {word}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _parser(chosen: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dsx",
         description="Pretrain large language models on several clusters joined by slow links.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
+    parser.set_defaults(parser=parser)
     parser.add_argument("--version", action="version", version=f"dsx {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary)
+        command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         if name == chosen:
             module = importlib.import_module(f"dsx.cli.{name}")
+            command.set_defaults(run=module.run, parser=command)
             module.add_arguments(command)
-            command.set_defaults(run=module.run)
     return parser
 
 

@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 from dsx.data.prepare import prepare
 from dsx.data.prepared import PreparedData
-from dsx.errors import DataError, ModelError
+from dsx.errors import DataError, ModelError, SettingsError
 from dsx.models.config import load_config
 from dsx.models.partition import StageRange
 from dsx.models.plan import ModelPlan
@@ -39,6 +41,7 @@ def preflight(settings: Settings, processes: int, check_split: bool = True) -> P
         DsxError: naming the value, the limit and the way out.
     """
     replicas = check_layout(settings, processes)
+    _require_writable(settings.dsx.run_dir)
     config = load_config(settings.dsx.model)
     plan = ModelPlan(config)
     pipeline = settings.dsx.pipeline
@@ -60,6 +63,18 @@ def preflight(settings: Settings, processes: int, check_split: bool = True) -> P
     if check_split:
         self_check(config)
     return Preflight(plan, stages, replicas, data)
+
+
+def _require_writable(run_dir: str) -> None:
+    try:
+        Path(run_dir).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=run_dir):
+            pass
+    except OSError as error:
+        raise SettingsError(
+            f"dsx.run_dir is {run_dir!r}, where nothing can be written ({error.strerror}: "
+            f"{error.filename}); choose another folder, or make this one writable"
+        ) from error
 
 
 def run_identity(settings: Settings, ready: Preflight) -> str:

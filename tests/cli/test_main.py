@@ -154,3 +154,71 @@ def test_settings_arguments_are_read_back_and_can_be_handed_on(tmp_path: Path) -
 
     assert (settings.dsx.seed, settings.dsx.name) == (4, "x")
     assert again == settings
+
+
+def test_an_argument_that_is_not_there_is_told_with_the_nearest_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(monkeypatch, 0)
+
+    # No part of a name is taken for the name: it could be another command's argument.
+    for words, said in (
+        (
+            ["bench", "--siz", "4"],
+            "dsx bench: error: there is no argument --siz; did you mean --size?",
+        ),
+        (["bench", "4"], "dsx bench: error: there is no argument 4"),
+        (["--sizes"], "dsx: error: there is no argument --sizes"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main.main(words)
+        assert capsys.readouterr().err.splitlines()[-1] == said
+
+
+def test_a_path_that_the_file_system_refuses_is_told_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError) as refused:
+        (tmp_path / "file" / "folder").mkdir()
+    put(monkeypatch, refused.value)
+
+    assert main.main(["bench"]) == 1
+    assert capsys.readouterr().err == (
+        f"dsx: {tmp_path}/file/folder: Not a directory; choose another path, or make this one "
+        "usable\n"
+    )
+
+
+@pytest.mark.parametrize("error", [OSError(9, "Bad file descriptor", "x"), OSError("no path")])
+def test_other_errors_of_the_system_keep_their_traceback(
+    monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    put(monkeypatch, error)
+
+    with pytest.raises(OSError, match=r"."):
+        main.main(["bench"])
+
+
+def test_the_help_shows_first_steps_that_parse(capsys: pytest.CaptureFixture[str]) -> None:
+    main.main([])
+    shown = [line.split() for line in capsys.readouterr().err.splitlines()]
+    steps = [words for words in shown if words[:1] == ["dsx"] and len(words) > 2]
+
+    assert [words[1] for words in steps] == ["prepare", "local", "report"]
+    for _, *words in steps:
+        assert main._parser(words[0]).parse_args(words).command == words[0]
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", ""])
+def test_a_count_is_a_whole_number_from_one(text: str) -> None:
+    assert common.count("12") == 12
+    with pytest.raises(argparse.ArgumentTypeError, match="give a whole number from 1"):
+        common.count(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "inf", "nan"])
+def test_seconds_are_a_number_above_zero(text: str) -> None:
+    assert common.seconds("0.5") == 0.5
+    with pytest.raises(argparse.ArgumentTypeError, match="give a number of seconds above 0"):
+        common.seconds(text)

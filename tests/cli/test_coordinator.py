@@ -1,0 +1,37 @@
+"""`dsx coordinator` as a process: what it says, and that it ends when told to."""
+
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from dsx.cli import main
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_says_where_it_listens_and_ends_on_a_signal(number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "dsx.cli.main", "coordinator", "--bind", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        url = next(word for word in line.split() if word.startswith("http://127.0.0.1:"))
+        assert "--coordinator" in line
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=10).close()
+        process.send_signal(number)
+        assert process.wait(timeout=30) == 0
+
+
+def test_an_address_that_is_taken_or_elsewhere_is_told_with_the_way_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main.main(["coordinator", "--bind", f"127.0.0.1:{port}"]) == 1
+    assert "Address already in use" in capsys.readouterr().err
+    assert main.main(["coordinator", "--bind", "203.0.113.5:0"]) == 1
+    assert "choose an address of this machine" in capsys.readouterr().err
+    assert main.main(["coordinator", "--bind", "29510"]) == 1
+    assert "give HOST:PORT, for example 127.0.0.1:29510" in capsys.readouterr().err
