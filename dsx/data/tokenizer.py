@@ -73,9 +73,14 @@ def load_tokenizer(name_or_folder: str) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_folder)
     except (OSError, ValueError, KeyError, ImportError) as error:
+        what = (
+            "the folder holds no HF tokenizer that can be read"
+            if Path(name_or_folder).is_dir()
+            else f"{Path.cwd()} has no such folder, and on the hub no such name could be read"
+        )
         raise DataError(
-            f"the tokenizer {name_or_folder!r} can't be loaded: it must be a folder with an HF "
-            f"tokenizer, or a name on the hub ({type(error).__name__}: {error})"
+            f"the tokenizer {name_or_folder!r} can't be loaded: {what} "
+            f"({type(error).__name__}: {error})"
         ) from error
     eos_id(tokenizer, name_or_folder)
     return tokenizer
