@@ -28,16 +28,26 @@ class Codec(Protocol):
         on the CPU. It may share memory with `value`."""
         ...
 
-    def encode_with_residual(self, name: str, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The body, and `value - decode(body)` (fp32, shape and device of `value`)."""
+    def encode_with_residual(
+        self, name: str, value: Tensor, overwrite: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """The body, and `value - decode(body)` (fp32, shape and device of `value`).
+
+        With `overwrite` the latter is written over `value`, which must be fp32, and is returned.
+        """
         ...
 
-    def decode(self, body: Tensor, shape: Sequence[int]) -> Tensor:
+    def decode(self, body: Tensor, shape: Sequence[int], out: Tensor | None = None) -> Tensor:
         """The fp32 CPU tensor of `shape` that `body` (uint8, 1-D, CPU) stands for.
+
+        Args:
+            body: What `encode` gave, or anything.
+            shape: Of the tensor.
+            out: Where to put it, if given: fp32, contiguous, of that shape, on the CPU.
 
         Raises:
             ExchangeError: `body` can't be one of that shape. No memory beyond that of the shape
-                is allocated, whatever the bytes say.
+                is allocated, whatever the bytes say. What `out` holds then is undefined.
         """
         ...
 
@@ -77,6 +87,25 @@ class Stateless:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         if state:
             raise CheckpointError(f"this codec has no state, but {len(state)} tensors of it came")
+
+
+def to_overwrite(value: Tensor, overwrite: bool) -> tuple[Tensor, Tensor]:
+    """The tensor that is to become the residual, contiguous if new, and its entries, 1-D.
+
+    The entries of a `value` with gaps in memory are a copy: `written_back` returns them to it.
+    """
+    if not overwrite:
+        value = value.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+    elif value.dtype != torch.float32:
+        raise ValueError(f"only fp32 can be overwritten by its residual, not {value.dtype}")
+    return value, value.reshape(-1)
+
+
+def written_back(flat: Tensor, target: Tensor) -> Tensor:
+    """`target`, after making sure that it holds what `flat` (from `to_overwrite`) holds."""
+    if flat.data_ptr() != target.data_ptr() or not target.is_contiguous():
+        target.copy_(flat.view(target.shape))
+    return target
 
 
 def finite(value: Tensor) -> bool:

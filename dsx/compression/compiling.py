@@ -4,7 +4,8 @@ import functools
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -12,10 +13,12 @@ from torch import Tensor
 from dsx.compression.levels import Levels, decode_blocks, encode_blocks
 from dsx.errors import SettingsError
 
-Encode = Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
-"""(x, codes, scales, residual or None), as `dsx.compression.levels.encode_blocks`."""
-Decode = Callable[[Tensor, Tensor, Tensor], None]
-"""(codes, scales, out), as `dsx.compression.levels.decode_blocks`."""
+_F = TypeVar("_F", bound=Callable[..., None])
+
+Encode = Callable[[Tensor, Tensor, Tensor], None]
+"""(x, codes, scale_bits), as `dsx.compression.levels.encode_blocks`."""
+Decode = Callable[[Tensor, Tensor, Sequence[Tensor]], None]
+"""(codes, scale, parts), as `dsx.compression.levels.decode_blocks`."""
 
 
 @functools.cache
@@ -37,30 +40,57 @@ def require_compiler(device_type: str) -> None:
 
 
 @functools.cache
-def encoder(levels: Levels, block: int, compiled: bool, device_type: str = "cpu") -> Encode:
+def encoder(
+    levels: Levels, block: int, overwrite: bool, compiled: bool, device_type: str = "cpu"
+) -> Encode:
     """`encode_blocks` for full blocks of `block` entries.
 
-    Compiled, it takes some 15 s at the first call (cached on disk) and wants the same number of
-    blocks at every call, or it compiles again.
+    Compiled, its first call takes some 15 s, less once it is in the cache on disk. The number of
+    blocks may differ between calls.
     """
 
-    def encode(x: Tensor, codes: Tensor, scales: Tensor, residual: Tensor | None) -> None:
-        encode_blocks(levels, block, x, codes, scales, residual)
+    def encode(x: Tensor, codes: Tensor, scale_bits: Tensor) -> None:
+        encode_blocks(levels, block, x, codes, scale_bits, overwrite)
 
     if not compiled:
         return encode
     require_compiler(device_type)
-    return torch.compile(encode, dynamic=False, fullgraph=True)
+    run = _compile(encode)
+
+    def encode_compiled(x: Tensor, codes: Tensor, scale_bits: Tensor) -> None:
+        _any_number_of_rows(x, codes, scale_bits)
+        run(x, codes, scale_bits)
+
+    return encode_compiled
 
 
 @functools.cache
-def decoder(levels: Levels, compiled: bool, device_type: str = "cpu") -> Decode:
-    """`decode_blocks`; compiled under the same conditions as `encoder`."""
+def decoder(levels: Levels, compiled: bool) -> Decode:
+    """`decode_blocks` on the CPU; compiled under the same conditions as `encoder`."""
 
-    def decode(codes: Tensor, scales: Tensor, out: Tensor) -> None:
-        decode_blocks(levels, codes, scales, out)
+    def decode(codes: Tensor, scale: Tensor, parts: Sequence[Tensor]) -> None:
+        decode_blocks(levels, codes, scale, parts)
 
     if not compiled:
         return decode
-    require_compiler(device_type)
-    return torch.compile(decode, dynamic=False, fullgraph=True)
+    require_compiler("cpu")
+    run = _compile(decode)
+
+    def decode_compiled(codes: Tensor, scale: Tensor, parts: Sequence[Tensor]) -> None:
+        _any_number_of_rows(codes, scale, *parts)
+        run(codes, scale, parts)
+
+    return decode_compiled
+
+
+def _compile(function: _F) -> _F:
+    # Functions made by the same `def` share their compilations, and the limit on those, otherwise.
+    compiled = torch.compile(  # type: ignore[call-overload]
+        function, fullgraph=True, isolate_recompiles=True
+    )
+    return cast(_F, compiled)
+
+
+def _any_number_of_rows(*tensors: Tensor) -> None:
+    for tensor in tensors:
+        torch._dynamo.mark_dynamic(tensor, 0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dsx.compression.codec import Stateless
+from dsx.compression.codec import Stateless, to_overwrite, written_back
 from dsx.compression.quantizers import Quantizer
 from dsx.compression.rows import (
     encode_row_map,
@@ -31,44 +31,47 @@ class Dense(Stateless):
         return self._settings
 
     def encode(self, name: str, value: Tensor) -> Tensor:
-        return self._encode(value, want_residual=False)[0]
+        return self._encode(value.reshape(-1), value.shape, overwrite=False)
 
-    def encode_with_residual(self, name: str, value: Tensor) -> tuple[Tensor, Tensor]:
-        body, residual = self._encode(value, want_residual=True)
-        assert residual is not None
-        return body, residual
+    def encode_with_residual(
+        self, name: str, value: Tensor, overwrite: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        target, flat = to_overwrite(value, overwrite)
+        body = self._encode(flat, value.shape, overwrite=True)
+        return body, written_back(flat, target)
 
-    def decode(self, body: Tensor, shape: Sequence[int]) -> Tensor:
-        if not self._maps_rows(shape):
-            return self.quantizer.decode(body, math.prod(shape)).view(tuple(shape))
+    def decode(self, body: Tensor, shape: Sequence[int], out: Tensor | None = None) -> Tensor:
+        if out is None:
+            out = torch.empty(tuple(shape))
+        flat = out.view(-1)
         rows, length = matrix_shape(shape)
-        body, live = split_row_map(body, rows)
+        live = None
+        if self._maps_rows(shape):
+            body, live = split_row_map(body, rows)
         if live is None:
-            return self.quantizer.decode(body, rows * length).view(tuple(shape))
-        values = self.quantizer.decode(body, live.numel() * length)
-        out = torch.zeros(rows, length)
-        out[live] = values.view(-1, length)
-        return out.view(tuple(shape))
+            self.quantizer.decode(body, rows * length, flat)
+        else:
+            values = self.quantizer.decode(body, live.numel() * length)
+            flat.zero_().view(rows, length)[live] = values.view(-1, length)
+        return out
 
     def most_bytes(self, shape: Sequence[int]) -> int:
         note = row_map_bytes(matrix_shape(shape)[0]) if self._maps_rows(shape) else 0
         return self.quantizer.body_bytes(math.prod(shape)) + note
 
-    def _encode(self, value: Tensor, want_residual: bool) -> tuple[Tensor, Tensor | None]:
-        shape = value.shape
+    def _encode(self, flat: Tensor, shape: Sequence[int], overwrite: bool) -> Tensor:
         if not self._maps_rows(shape):
-            body, residual = self.quantizer.encode(value.reshape(-1), want_residual)
-            return body, None if residual is None else residual.view(shape)
-        matrix = value.reshape(matrix_shape(shape))
+            return self.quantizer.encode(flat, overwrite)
+        matrix = flat.view(matrix_shape(shape))
         live = live_rows(matrix)
-        note = encode_row_map(live, matrix.shape[0])
-        flat = (matrix if live is None else matrix[live]).reshape(-1)
-        body, residual = self.quantizer.encode(flat, want_residual)
-        if residual is not None and live is not None:
-            spread = torch.zeros(matrix.shape, dtype=torch.float32, device=value.device)
-            spread[live] = residual.view(-1, matrix.shape[1])
-            residual = spread
-        return torch.cat([body, note]), None if residual is None else residual.view(shape)
+        if live is None:
+            body = self.quantizer.encode(flat, overwrite)
+        else:
+            entries = matrix[live].float()
+            body = self.quantizer.encode(entries.view(-1), overwrite)
+            if overwrite:
+                matrix[live] = entries
+        return torch.cat([body, encode_row_map(live, matrix.shape[0])])
 
     def _maps_rows(self, shape: Sequence[int]) -> bool:
         return not self.quantizer.keeps_zero and has_row_map(shape)

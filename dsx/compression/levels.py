@@ -11,7 +11,7 @@ bytes. Everything here is therefore exact or rounds in one defined way, whatever
 * The order of the one summation (`sign`) is written out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,7 +41,7 @@ class Levels:
     """The scale over that."""
     to_codes: Callable[[Tensor], Tensor]
     """fp32 multiples of the scale to int32 codes 0 .. 2^bits - 1. With `absmax` they lie in
-    [-steps, steps]."""
+    [-steps, steps]; nothing is said of them where the scale is 0."""
     to_multiples: Callable[[Tensor], Tensor]
     """fp32 codes to fp32 multiples of the scale."""
 
@@ -104,7 +104,12 @@ SIGN = Levels(
 
 
 def encode_blocks(
-    levels: Levels, count: int, x: Tensor, codes: Tensor, scales: Tensor, residual: Tensor | None
+    levels: Levels,
+    count: int,
+    x: Tensor,
+    codes: Tensor,
+    scale_bits: Tensor,
+    overwrite: bool = False,
 ) -> None:
     """Quantize blocks.
 
@@ -116,39 +121,47 @@ def encode_blocks(
         codes: uint8 (blocks, block * bits / 8), written. Byte j of a block holds the entries
             j, j + width, j + 2 width, ..., lowest bits first, width being the bytes of a block:
             neighbours in memory stay neighbours in vector registers.
-        scales: int16 (blocks,), written: the bit patterns of the bfloat16 scales.
-        residual: fp32 (blocks, block), written with `x - decoded` if given.
+        scale_bits: int32 (blocks, 1), written: the fp32 bit patterns of the bfloat16 scales.
+        overwrite: Write `x - decoded` over x.
     """
     if levels.scale_of == "absmax":
-        bits = absmax_scale_bits(x, levels.unit)
+        bits = _absmax_scale_bits(x, levels.unit)
     else:
         bits = _mean_scale_bits(x, count, levels)
     scale = bits.view(torch.float32)
-    scaled = x if levels.bits == 1 else x * inverse_scale(scale)
-    code = levels.to_codes(scaled)
-    if residual is not None:
-        residual.copy_(x - levels.to_multiples(code.float()) * scale)
+    inverse = inverse_scale(scale)
     width = codes.shape[1]
-    packed = code[:, :width]
-    for part in range(1, levels.per_byte):
-        shift = part * levels.bits
-        packed = packed | (code[:, part * width : (part + 1) * width] << shift)
-    codes.copy_(packed)
-    scales.copy_((bits >> 16).squeeze(1))
-
-
-def decode_blocks(levels: Levels, codes: Tensor, scales: Tensor, out: Tensor) -> None:
-    """The inverse: fills `out` (fp32, blocks x block) from what `encode_blocks` wrote."""
-    scale = (scales.to(torch.int32) << 16).view(torch.float32).unsqueeze(1)
-    width = codes.shape[1]
-    mask = (1 << levels.bits) - 1
+    packed = None
     for part in range(levels.per_byte):
-        code = codes if levels.bits == 8 else (codes >> (part * levels.bits)) & mask
-        values = levels.to_multiples(code.float()) * scale
-        out[:, part * width : (part + 1) * width].copy_(values)
+        piece = x[:, part * width : (part + 1) * width]
+        code = levels.to_codes(piece * inverse)
+        packed = code if packed is None else packed | (code << (part * levels.bits))
+    assert packed is not None
+    codes.copy_(packed)
+    scale_bits.copy_(bits)
+    if overwrite:
+        again = levels.to_codes(x * inverse)
+        x.copy_(x - levels.to_multiples(again.float()) * scale)
 
 
-def absmax_scale_bits(x: Tensor, unit: float) -> Tensor:
+def decode_blocks(levels: Levels, codes: Tensor, scale: Tensor, parts: Sequence[Tensor]) -> None:
+    """The inverse.
+
+    Args:
+        levels: Which levels.
+        codes: uint8 (blocks, width), as `encode_blocks` wrote them.
+        scale: fp32 (blocks, 1).
+        parts: fp32 (blocks, width) each, `levels.per_byte` of them, written: the entries of a
+            block, cut into pieces as long as its codes. (One output could not be compiled well.)
+    """
+    mask = (1 << levels.bits) - 1
+    wide = codes.to(torch.int32)
+    for part, out in enumerate(parts):
+        code = wide if levels.bits == 8 else (wide >> (part * levels.bits)) & mask
+        out.copy_(levels.to_multiples(code.float()) * scale)
+
+
+def _absmax_scale_bits(x: Tensor, unit: float) -> Tensor:
     """int32 (blocks, 1): fp32 bit patterns of absmax * unit, rounded upwards to bfloat16.
 
     Upwards: no multiple of the scale then exceeds 1 / unit, and none has to be clamped.
@@ -163,6 +176,11 @@ def _mean_scale_bits(x: Tensor, count: int, levels: Levels) -> Tensor:
     mean = _sum_in_halves(x.abs() * (1.0 / count)) * levels.unit
     bits = mean.clamp(max=_LARGEST / levels.steps).view(torch.int32)
     return _flush((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000)
+
+
+def scale_of(x: Tensor, unit: float) -> Tensor:
+    """fp32 (blocks, 1): absmax * unit, rounded upwards to bfloat16."""
+    return _absmax_scale_bits(x, unit).view(torch.float32)
 
 
 def inverse_scale(scale: Tensor) -> Tensor:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dsx.compression.codec import to_overwrite, written_back
 from dsx.compression.dense import Dense
-from dsx.compression.exact import exact_product
+from dsx.compression.exact import exact_product, subtract_product
 from dsx.compression.orthonormal import fit, orthonormal_columns
 from dsx.compression.quantizers import Quantizer
 from dsx.compression.rows import (
@@ -64,22 +65,25 @@ class LowRank:
             return self._dense.encode(name, value)
         return self._encode(name, value)[0]
 
-    def encode_with_residual(self, name: str, value: Tensor) -> tuple[Tensor, Tensor]:
+    def encode_with_residual(
+        self, name: str, value: Tensor, overwrite: bool = False
+    ) -> tuple[Tensor, Tensor]:
         if not self._is_low_rank(value.shape):
-            return self._dense.encode_with_residual(name, value)
+            return self._dense.encode_with_residual(name, value, overwrite)
         body, live, p, q = self._encode(name, value)
-        matrix = value.reshape(matrix_shape(value.shape)).float()
-        product = exact_product(p, q)
+        target, flat = to_overwrite(value, overwrite)
+        matrix = flat.view(-1, value.shape[-1])
         if live is None:
-            residual = matrix - product
+            subtract_product(matrix, p, q)
         else:
-            residual = torch.zeros_like(matrix)
-            residual[live] = matrix[live] - product
-        return body, residual.view(value.shape)
+            rest = matrix[live]
+            subtract_product(rest, p, q)
+            matrix[live] = rest
+        return body, written_back(flat, target)
 
-    def decode(self, body: Tensor, shape: Sequence[int]) -> Tensor:
+    def decode(self, body: Tensor, shape: Sequence[int], out: Tensor | None = None) -> Tensor:
         if not self._is_low_rank(shape):
-            return self._dense.decode(body, shape)
+            return self._dense.decode(body, shape, out)
         rows, length = matrix_shape(shape)
         live = None
         if has_row_map(shape):
@@ -89,12 +93,13 @@ class LowRank:
         start = self._factors.body_bytes(rank * left)
         p = self._factors.decode(body[:start], rank * left).view(rank, left)
         q = self._factors.decode(body[start:], rank * length).view(rank, length)
-        product = exact_product(p, q)
-        if live is not None:
-            out = torch.zeros(rows, length)
-            out[live] = product
-            product = out
-        return product.view(tuple(shape))
+        out = torch.empty(tuple(shape)) if out is None else out
+        matrix = out.view(rows, length)
+        if live is None:
+            exact_product(p, q, out=matrix)
+        else:
+            matrix.zero_()[live] = exact_product(p, q)
+        return out
 
     def most_bytes(self, shape: Sequence[int]) -> int:
         if not self._is_low_rank(shape):
@@ -145,7 +150,7 @@ class LowRank:
 
     def _quantize(self, factor: Tensor) -> tuple[Tensor, Tensor]:
         """(decoded, body) of a factor's transpose: whole columns, one after the other."""
-        body, _ = self._factors.encode(factor.T.reshape(-1))
+        body = self._factors.encode(factor.T.reshape(-1))
         decoded = self._factors.decode(body, factor.numel()).to(factor.device)
         return decoded.view(factor.shape[1], factor.shape[0]), body
 

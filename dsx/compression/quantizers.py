@@ -2,32 +2,23 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from dsx.compression.compiling import decoder, encoder
-from dsx.compression.levels import (
-    Levels,
-    absmax_scale_bits,
-    decode_blocks,
-    encode_blocks,
-    inverse_scale,
-)
+from dsx.compression.levels import Levels, decode_blocks, encode_blocks, inverse_scale, scale_of
 from dsx.errors import ExchangeError
 
 _EAGER_CHUNK = {"cpu": 1 << 15, "elsewhere": 1 << 22}
 """Entries that one eager call works on: on a CPU what stays in its caches, on a GPU what bounds
-the memory for intermediate values."""
-_COMPILED_CHUNK = {"cpu": 1 << 17, "elsewhere": 1 << 24}
-"""Entries of one compiled call, always the same; what is left of a tensor is done eagerly."""
+the memory for intermediate values. A compiled call has none, and takes all."""
 
 
 class Quantizer(ABC):
-    """Encodes a 1-D fp32 tensor, entry by entry or block by block."""
+    """Encodes a 1-D tensor, entry by entry or block by block."""
 
-    keeps_zero: ClassVar[bool] = True
+    keeps_zero: bool = True
     """Whether zeros decode to zeros, wherever they stand."""
 
     @abstractmethod
@@ -35,25 +26,36 @@ class Quantizer(ABC):
         """Bytes that `count` entries are encoded into: at most 4 a piece."""
 
     @abstractmethod
-    def encode(self, flat: Tensor, want_residual: bool = False) -> tuple[Tensor, Tensor | None]:
+    def encode(self, flat: Tensor, overwrite: bool = False) -> Tensor:
         """Encode `flat` (1-D, fp32 or bf16, finite, any device).
 
-        Returns the body (uint8, 1-D, on the CPU) and, if wanted, `flat - decoded` (fp32, on the
-        device of `flat`), equal to what decoding and subtracting would give. The body may share
-        memory with `flat`.
+        Args:
+            flat: The entries.
+            overwrite: Write `flat - decoded`, exactly what decoding and subtracting would give,
+                over `flat`, which then must be fp32.
+
+        Returns:
+            The body: uint8, 1-D, on the CPU. It may share memory with `flat` if that is kept.
         """
 
     @abstractmethod
-    def _decode(self, body: Tensor, count: int) -> Tensor: ...
+    def _decode(self, body: Tensor, out: Tensor) -> None: ...
 
-    def decode(self, body: Tensor, count: int) -> Tensor:
-        """The `count` entries (fp32, 1-D, CPU) of `body`; ExchangeError if its length is wrong."""
+    def decode(self, body: Tensor, count: int, out: Tensor | None = None) -> Tensor:
+        """The `count` entries (fp32, 1-D, CPU) of `body`, in `out` if that is given.
+
+        Raises:
+            ExchangeError: `body` is not of the length that `count` entries have.
+        """
         if body.numel() != self.body_bytes(count):
             raise ExchangeError(
                 f"an encoded tensor of {count} entries must have {self.body_bytes(count)} bytes, "
                 f"but {body.numel()} came: the message is damaged or from another version of dsx"
             )
-        return self._decode(body, count)
+        if out is None:
+            out = torch.empty(count, dtype=torch.float32)
+        self._decode(body, out)
+        return out
 
 
 class Fp32(Quantizer):
@@ -62,12 +64,15 @@ class Fp32(Quantizer):
     def body_bytes(self, count: int) -> int:
         return 4 * count
 
-    def encode(self, flat: Tensor, want_residual: bool = False) -> tuple[Tensor, Tensor | None]:
-        values = flat.float()
-        return _bytes(values), torch.zeros_like(values) if want_residual else None
+    def encode(self, flat: Tensor, overwrite: bool = False) -> Tensor:
+        body = _bytes(flat.float())
+        if overwrite:
+            body = body.clone()
+            flat.zero_()
+        return body
 
-    def _decode(self, body: Tensor, count: int) -> Tensor:
-        return _aligned(body, torch.float32).clone()
+    def _decode(self, body: Tensor, out: Tensor) -> None:
+        out.view(torch.uint8).copy_(body)
 
 
 class Bf16(Quantizer):
@@ -78,112 +83,21 @@ class Bf16(Quantizer):
     def body_bytes(self, count: int) -> int:
         return 2 * count
 
-    def encode(self, flat: Tensor, want_residual: bool = False) -> tuple[Tensor, Tensor | None]:
+    def encode(self, flat: Tensor, overwrite: bool = False) -> Tensor:
         rounded = flat.clamp(-self._limit, self._limit).to(torch.bfloat16)
-        return _bytes(rounded), flat.float() - rounded.float() if want_residual else None
+        if overwrite:
+            flat.sub_(rounded)
+        return _bytes(rounded)
 
-    def _decode(self, body: Tensor, count: int) -> Tensor:
-        return _aligned(body, torch.bfloat16).float()
-
-
-class Blockwise(Quantizer):
-    """Blocks of `block` entries with a scale each; the last block may be shorter.
-
-    Body: the bfloat16 scales of all blocks, the codes of the full blocks, those of the last.
-
-    Args:
-        levels: Which levels.
-        block: Entries of a block, a power of two, 8 or more.
-        compiled: Run the block functions through `torch.compile`: the same bytes, several times
-            faster, after a compilation of many seconds. Meant for large tensors; what is left of
-            a tensor after its last full chunk is always done eagerly.
-    """
-
-    def __init__(self, levels: Levels, block: int, compiled: bool = False) -> None:
-        self.levels = levels
-        self.block = block
-        self.compiled = compiled
-        self.keeps_zero = levels.keeps_zero  # type: ignore[misc]
-
-    def body_bytes(self, count: int) -> int:
-        blocks = -(-count // self.block)
-        tail = count % self.block
-        codes = (count - tail) * self.levels.bits // 8 + self._tail_width(tail)
-        return 2 * blocks + codes
-
-    def _tail_width(self, tail: int) -> int:
-        return -(-tail // self.levels.per_byte)
-
-    def encode(self, flat: Tensor, want_residual: bool = False) -> tuple[Tensor, Tensor | None]:
-        count, device = flat.numel(), flat.device
-        blocks, tail = divmod(count, self.block)
-        width = self.block * self.levels.bits // 8
-        body = torch.empty(self.body_bytes(count), dtype=torch.uint8, device=device)
-        scales = torch.empty(blocks + (tail > 0), dtype=torch.int16, device=device)
-        residual = torch.empty(count, dtype=torch.float32, device=device) if want_residual else None
-        first = scales.numel() * 2
-        for start, stop, compiled in self._chunks(blocks, device):
-            entries = slice(start * self.block, stop * self.block)
-            encoder(self.levels, self.block, compiled, device.type)(
-                flat[entries].float().view(-1, self.block),
-                body[first + start * width : first + stop * width].view(-1, width),
-                scales[start:stop],
-                None if residual is None else residual[entries].view(-1, self.block),
-            )
-        if tail:
-            self._encode_tail(flat, tail, body, scales, residual)
-        body[:first].copy_(scales.view(torch.uint8))
-        return body.cpu(), residual
-
-    def _encode_tail(
-        self, flat: Tensor, tail: int, body: Tensor, scales: Tensor, residual: Tensor | None
-    ) -> None:
-        width = self._tail_width(tail)
-        padding = width * self.levels.per_byte - tail
-        last = torch.nn.functional.pad(flat[-tail:].float(), (0, padding)).unsqueeze(0)
-        rest = torch.empty_like(last) if residual is not None else None
-        encode_blocks(self.levels, tail, last, body[-width:].unsqueeze(0), scales[-1:], rest)
-        if residual is not None and rest is not None:
-            residual[-tail:].copy_(rest[0, :tail])
-
-    def _decode(self, body: Tensor, count: int) -> Tensor:
-        blocks, tail = divmod(count, self.block)
-        width = self.block * self.levels.bits // 8
-        out = torch.empty(count, dtype=torch.float32)
-        first = 2 * (blocks + (tail > 0))
-        scales = _aligned(body[:first], torch.int16)
-        for start, stop, compiled in self._chunks(blocks, body.device):
-            decoder(self.levels, compiled)(
-                body[first + start * width : first + stop * width].view(-1, width),
-                scales[start:stop],
-                out[start * self.block : stop * self.block].view(-1, self.block),
-            )
-        if tail:
-            width = self._tail_width(tail)
-            last = torch.empty(1, width * self.levels.per_byte)
-            decode_blocks(self.levels, body[-width:].unsqueeze(0), scales[-1:], last)
-            out[-tail:].copy_(last[0, :tail])
-        return out
-
-    def _chunks(self, blocks: int, device: torch.device) -> Iterator[tuple[int, int, bool]]:
-        """(first block, last block + 1, whether to run compiled), in order."""
-        kind = "cpu" if device.type == "cpu" else "elsewhere"
-        start = 0
-        if self.compiled:
-            step = max(1, _COMPILED_CHUNK[kind] // self.block)
-            while start + step <= blocks:
-                yield start, start + step, True
-                start += step
-        step = max(1, _EAGER_CHUNK[kind] // self.block)
-        while start < blocks:
-            yield start, min(start + step, blocks), False
-            start += step
+    def _decode(self, body: Tensor, out: Tensor) -> None:
+        out.copy_(_aligned(body, torch.bfloat16))
 
 
 class Fp16(Quantizer):
     """Half precision of the entry over its block's largest magnitude (a bfloat16 scale).
 
     Plain half precision would lose updates below 6e-8 and those above 65504.
+    Body: the entries, the scales.
     """
 
     def __init__(self, block: int) -> None:
@@ -192,30 +106,108 @@ class Fp16(Quantizer):
     def body_bytes(self, count: int) -> int:
         return 2 * count + 2 * -(-count // self.block)
 
-    def encode(self, flat: Tensor, want_residual: bool = False) -> tuple[Tensor, Tensor | None]:
+    def encode(self, flat: Tensor, overwrite: bool = False) -> Tensor:
         values = flat.float()
-        scales, inverse = self._scales(values)
-        halves = (values * self._spread(inverse, values.numel())).half()
-        body = torch.cat([_bytes(scales), _bytes(halves)])
-        if not want_residual:
-            return body, None
-        return body, values - halves.float() * self._spread(scales.float(), values.numel())
-
-    def _decode(self, body: Tensor, count: int) -> Tensor:
-        first = body.numel() - 2 * count
-        scales = _aligned(body[:first], torch.bfloat16).float()
-        return _aligned(body[first:], torch.float16).float() * self._spread(scales, count)
-
-    def _scales(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """bfloat16 scales of the blocks, not below their largest magnitudes, and 1 / scale."""
         padding = -values.numel() % self.block
         blocks = torch.nn.functional.pad(values, (0, padding)).view(-1, self.block)
-        bits = absmax_scale_bits(blocks, 1.0)
-        scale = bits.view(torch.float32)
-        return scale.to(torch.bfloat16).view(-1), inverse_scale(scale).view(-1)
+        scale = scale_of(blocks, 1.0)
+        halves = (values * self._spread(inverse_scale(scale), values.numel())).half()
+        if overwrite:
+            flat.sub_(halves.float() * self._spread(scale, values.numel()))
+        return torch.cat([_bytes(halves), _bytes(scale.to(torch.bfloat16).view(-1))])
+
+    def _decode(self, body: Tensor, out: Tensor) -> None:
+        count = out.numel()
+        scale = _aligned(body[2 * count :], torch.bfloat16).float()
+        halves = _aligned(body[: 2 * count], torch.float16).float()
+        torch.mul(halves, self._spread(scale, count), out=out)
 
     def _spread(self, per_block: Tensor, count: int) -> Tensor:
-        return per_block.repeat_interleave(self.block)[:count]
+        return per_block.view(-1).repeat_interleave(self.block)[:count]
+
+
+class Blockwise(Quantizer):
+    """Blocks of `block` entries with a scale each; the last block may be shorter.
+
+    Body: the codes of the full blocks, those of the last, the bfloat16 scales of all.
+
+    Args:
+        levels: Which levels.
+        block: Entries of a block, a power of two, 8 or more.
+        compiled: Run the block functions through `torch.compile`: the same bytes, several times
+            faster, after compilations of many seconds. Meant for large tensors.
+    """
+
+    def __init__(self, levels: Levels, block: int, compiled: bool = False) -> None:
+        self.levels = levels
+        self.block = block
+        self.compiled = compiled
+        self.keeps_zero = levels.keeps_zero
+
+    def body_bytes(self, count: int) -> int:
+        blocks, tail = divmod(count, self.block)
+        return blocks * self._width + self._tail_width(tail) + 2 * (blocks + (tail > 0))
+
+    @property
+    def _width(self) -> int:
+        """Bytes of a full block's codes."""
+        return self.block * self.levels.bits // 8
+
+    def _tail_width(self, tail: int) -> int:
+        return -(-tail // self.levels.per_byte)
+
+    def encode(self, flat: Tensor, overwrite: bool = False) -> Tensor:
+        device = flat.device
+        blocks, tail = divmod(flat.numel(), self.block)
+        body = torch.empty(self.body_bytes(flat.numel()), dtype=torch.uint8, device=device)
+        scale_bits = torch.empty(blocks + (tail > 0), 1, dtype=torch.int32, device=device)
+        codes = body[: blocks * self._width].view(-1, self._width)
+        run = encoder(self.levels, self.block, overwrite, self.compiled, device.type)
+        for start, stop in self._chunks(blocks, device):
+            run(
+                flat[start * self.block : stop * self.block].float().view(-1, self.block),
+                codes[start:stop],
+                scale_bits[start:stop],
+            )
+        if tail:
+            end = blocks * self._width
+            last_codes = body[end : end + self._tail_width(tail)].unsqueeze(0)
+            rest = self._encode_tail(flat[-tail:].float(), last_codes, scale_bits[-1:])
+            if overwrite:
+                flat[-tail:].copy_(rest)
+        scales = (scale_bits >> 16).to(torch.int16).view(-1)
+        body[body.numel() - 2 * scales.numel() :].copy_(scales.view(torch.uint8))
+        return body.cpu()
+
+    def _encode_tail(self, last: Tensor, codes: Tensor, scale_bits: Tensor) -> Tensor:
+        """Encode a shorter block; returns its residual."""
+        padding = codes.shape[1] * self.levels.per_byte - last.numel()
+        padded = torch.nn.functional.pad(last, (0, padding)).unsqueeze(0)
+        encode_blocks(self.levels, last.numel(), padded, codes, scale_bits, overwrite=True)
+        return padded[0, : last.numel()]
+
+    def _decode(self, body: Tensor, out: Tensor) -> None:
+        blocks, tail = divmod(out.numel(), self.block)
+        end = blocks * self._width
+        codes = body[:end].view(-1, self._width)
+        scale = _aligned(body[end + self._tail_width(tail) :], torch.bfloat16).float().view(-1, 1)
+        run = decoder(self.levels, self.compiled)
+        for start, stop in self._chunks(blocks, body.device):
+            entries = out[start * self.block : stop * self.block].view(-1, self.block)
+            run(codes[start:stop], scale[start:stop], entries.split(self._width, dim=1))
+        if tail:
+            last_codes = body[end : end + self._tail_width(tail)].unsqueeze(0)
+            last = torch.empty(1, last_codes.numel() * self.levels.per_byte)
+            parts = last.split(last_codes.numel(), dim=1)
+            decode_blocks(self.levels, last_codes, scale[-1:], parts)
+            out[-tail:].copy_(last[0, :tail])
+
+    def _chunks(self, blocks: int, device: torch.device) -> Iterator[tuple[int, int]]:
+        """(first block, last block + 1), in order."""
+        entries = _EAGER_CHUNK["cpu" if device.type == "cpu" else "elsewhere"]
+        step = blocks if self.compiled else max(1, entries // self.block)
+        for start in range(0, blocks, max(1, step)):
+            yield start, min(start + step, blocks)
 
 
 def _bytes(values: Tensor) -> Tensor:

