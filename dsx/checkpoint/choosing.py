@@ -52,6 +52,12 @@ def is_finished(checkpoint: Checkpoint, steps: int) -> bool:
     return checkpoint.manifest.flushed and checkpoint.manifest.step >= steps
 
 
+def saved_since(run_dir: Path | str, cluster: str, moment: float) -> bool:
+    """Whether `cluster` has completed a checkpoint that was begun after `moment` (Unix seconds)."""
+    complete = RunFolder(run_dir).list(cluster).complete
+    return bool(complete) and complete[0].manifest.time >= moment
+
+
 def _newest(folder: RunFolder, cluster: str) -> Choice | None:
     listing = folder.list(cluster)
     notes = [f"passed over: {problem}" for problem in listing.damaged]

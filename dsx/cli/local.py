@@ -1,10 +1,11 @@
 """`dsx local`: several clusters on this machine, started through the `deepspeed` command."""
 
 import argparse
+import shlex
 import signal
 import sys
 
-from dsx.cli.common import add_settings_arguments, settings_arguments, settings_from
+from dsx.cli.common import add_settings_arguments, count, settings_arguments, settings_from
 
 HELP = "Start several clusters on this machine."
 
@@ -13,19 +14,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     add_settings_arguments(parser)
     parser.add_argument(
-        "--clusters", type=_positive, default=2, metavar="N", help="clusters (default: 2)"
+        "--clusters", type=count, default=2, metavar="N", help="clusters (default: 2)"
     )
     parser.add_argument(
         "--replicas",
-        type=_positive,
+        type=count,
         default=1,
         metavar="N",
         help="data-parallel replicas of each pipeline stage inside a cluster (default: 1)",
     )
+    parser.add_argument(
+        "--resume",
+        default="auto",
+        metavar="auto|PATH|never",
+        help="go on from the run folder's newest checkpoint if there is one (auto, the default), "
+        "from a run folder or one checkpoint, or start afresh in an unused run folder (never)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train; prints a summary at the end. Returns 0, or 128 + the signal that ended it.
+    """Train; prints a summary at the end.
+
+    Returns 0; 75 when it was asked to end and all clusters have saved their state; 128 + the
+    signal when they could not.
 
     Raises:
         SettingsError: the settings are wrong; nothing was started.
@@ -42,16 +53,18 @@ def run(args: argparse.Namespace) -> int:
 
     preflight(settings, processes)
 
+    from dsx.checkpoint.choosing import saved_since
     from dsx.cluster.launch import cluster_names, plan_launches, visible_gpus
     from dsx.cluster.supervise import Stopped, run_clusters
     from dsx.exchange.coordinator import Coordinator
     from dsx.tracking.progress import RunProgress, log_path
     from dsx.tracking.summary_table import print_summary
+    from dsx.training.stopping import EXIT_STOPPED
 
     run_dir = settings.dsx.run_dir
     with Coordinator("127.0.0.1:0", settings.dsx.outer.timeout_seconds) as coordinator:
         launches = plan_launches(
-            [*settings_arguments(args), "--checked"],
+            [*settings_arguments(args), "--checked", "--resume", args.resume],
             args.clusters,
             processes,
             coordinator.address,
@@ -65,13 +78,19 @@ def run(args: argparse.Namespace) -> int:
                 run_clusters(launches, progress)
         except Stopped as stopped:
             print(f"dsx: ended by {stopped}; no process is left", file=sys.stderr)
-            return 128 + signal.Signals(stopped.number)
+            if not all(saved_since(run_dir, name, stopped.time) for name in names):
+                print("dsx: not every cluster has saved its state", file=sys.stderr)
+                return 128 + signal.Signals(stopped.number)
+            print(f"dsx: all have saved their state; go on with:\n  {_again()}", file=sys.stderr)
+            return EXIT_STOPPED
     print_summary(run_dir)
     return 0
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"is {value}; give 1 or more")
-    return value
+def _again() -> str:
+    """The command line of this process, without a `--resume` that names something older."""
+    words = sys.argv[1:]
+    if "--resume" in words:
+        at = words.index("--resume")
+        words = words[:at] + words[at + 2 :]
+    return shlex.join(["dsx", *words])

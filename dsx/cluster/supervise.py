@@ -13,8 +13,8 @@ from dsx.cluster.launch import ClusterLaunch
 from dsx.cluster.processes import ProcessTree, end_all
 from dsx.errors import LaunchError
 
-GRACE_SECONDS = 10.0
-"""Between the request to end and the end by force."""
+GRACE_SECONDS = 20.0
+"""Between the request to end and the end by force; a checkpoint is written in this time."""
 CAUSE_SECONDS = 2.0
 """How long the cause of an error that came from another cluster may stay behind it: DeepSpeed's
 launcher looks after its ranks once a second."""
@@ -35,6 +35,8 @@ class Stopped(Exception):  # noqa: N818 - not an error
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.number = number
+        self.time = time.time()
+        """When the clusters were asked to end."""
 
 
 def run_clusters(

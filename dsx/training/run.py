@@ -24,9 +24,10 @@ from dsx.training.stopping import StopSignals
 
 log = logging.getLogger(__name__)
 
-_FLIGHT_SECONDS = 5.0
+_FLIGHT_SECONDS = 3.0
 """How long a run that was asked to end waits for an exchange in the air: what is saved then fits
-what the other clusters save. Schedulers give some 30 s between SIGTERM and SIGKILL."""
+what the other clusters save. Less than the coordinator waits (5 s) before it lets a cluster whose
+peer has ended finish the exchange alone."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class ClusterRun:
             return None
         self._report.run(self._settings, self._ready)
         try:
-            self._begin()
+            self.begin()
             self._train()
         except Interrupted:
             return self._stop()
@@ -119,7 +120,7 @@ class ClusterRun:
         """Of `close`, what may be done while an exchange is still in the air."""
         self._report.close()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Bring back what was saved, meet the other clusters, find the place in the data."""
         self.outer, self._store = self._join_clusters()
         self.saver.restore(self.outer)
@@ -154,10 +155,7 @@ class ClusterRun:
         if self.outer is not None and self.outer.goes_on:
             self.outer.go_on()
         steps = self._dsx.training.steps
-        while self.step < steps:
-            self._inner_step()
-            if self._stops.agreed():
-                raise Interrupted
+        self.advance_to(steps)
         if self.outer is not None:
             announce("finishing the last exchange", self.engine.rank)
             self.outer.finish()
@@ -166,6 +164,16 @@ class ClusterRun:
         if steps > 0:
             announce("saving", self.engine.rank)
             self._save(wait=True)
+
+    def advance_to(self, step: int) -> None:
+        """Inner steps up to `step`, and what falls due between them.
+
+        Raises Interrupted when the cluster was asked to end.
+        """
+        while self.step < step:
+            self._inner_step()
+            if self._stops.agreed():
+                raise Interrupted
 
     def _stop(self) -> Path | None:
         """Asked to end: save what there is."""

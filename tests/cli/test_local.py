@@ -60,7 +60,8 @@ def test_all_clusters_are_started_together_and_a_summary_ends_the_run(
             "--set",
             "dsx.outer.local_steps=5",
         ]
-        assert arguments[at + 10 : at + 14] == ["--checked", "--cluster", name, "--coordinator"]
+        assert arguments[at + 10 : at + 13] == ["--checked", "--resume", "auto"]
+        assert arguments[at + 13 : at + 16] == ["--cluster", name, "--coordinator"]
         assert arguments[-1].startswith("http://127.0.0.1:")
     assert calls[0][-1] == calls[1][-1]
     assert calls[0][3] != calls[1][3]
