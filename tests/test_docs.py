@@ -162,6 +162,12 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
             assert heading in headings(file), target
 
 
+def test_every_page_of_the_documentation_is_in_the_readme() -> None:
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    for page in (REPOSITORY / "docs").glob("*.md"):
+        assert f"](docs/{page.name})" in readme, f"add docs/{page.name} to README.md's table"
+
+
 def headings(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     lines = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
