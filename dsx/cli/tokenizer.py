@@ -9,7 +9,9 @@ HELP = "Train a tokenizer."
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     train = parser.add_subparsers(dest="action", metavar="train", required=True).add_parser(
-        "train", help="train a byte-level BPE and save it as an HF folder"
+        "train",
+        help="train a byte-level BPE and save it as an HF folder",
+        allow_abbrev=False,
     )
     train.add_argument(
         "--input",
