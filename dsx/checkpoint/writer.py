@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -26,7 +26,6 @@ from dsx.checkpoint.manifest import (
     write_manifest,
 )
 from dsx.checkpoint.tensor_file import describe_tensors, write_tensors
-from dsx.cluster.agreement import ClusterAgreement
 from dsx.errors import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -57,16 +56,36 @@ class Job:
     shared: SharedPart | None
 
 
+class WriterAgreement(Protocol):
+    """Collectives among the ranks of a cluster, for the writer's thread alone."""
+
+    def broadcast(self, decision: Any = None) -> Any:
+        """Rank 0's `decision`."""
+        ...
+
+    def gather(self, value: Any) -> list[Any]:
+        """Everybody's `value`, in rank order."""
+        ...
+
+
 class CheckpointWriter:
-    """The background writer of one rank. Construction, `start` and `wait` are collective.
+    """The background writer of one rank. `start` and `wait` are collective.
 
     Args:
         run_dir: the run folder; one file system for all ranks of the cluster.
         keep: complete checkpoints that are kept.
         rank: this rank in its cluster.
+        agreement: used beside the training thread's, and so not the same.
     """
 
-    def __init__(self, run_dir: Path | str, cluster: str, keep: int, rank: int) -> None:
+    def __init__(
+        self,
+        run_dir: Path | str,
+        cluster: str,
+        keep: int,
+        rank: int,
+        agreement: WriterAgreement,
+    ) -> None:
         self.seconds = 0.0
         """That the last write took, from its start to the complete checkpoint."""
         self.bytes = 0
@@ -75,8 +94,7 @@ class CheckpointWriter:
         self._cluster = cluster
         self._keep = keep
         self._rank = rank
-        # Its own, since its collectives run beside those of the training thread.
-        self._agreement = ClusterAgreement()
+        self._agreement = agreement
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Path] | None = None
 

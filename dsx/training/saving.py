@@ -15,6 +15,7 @@ from dsx.checkpoint.folders import Checkpoint
 from dsx.checkpoint.generators import generator_states, restore_generators
 from dsx.checkpoint.manifest import ClusterManifest, DataPosition, Layout
 from dsx.checkpoint.writer import CheckpointWriter, Job, SharedPart
+from dsx.cluster.agreement import ClusterAgreement
 from dsx.cluster.engine import ClusterEngine
 from dsx.errors import CheckpointError
 from dsx.outer.engine import OuterEngine
@@ -58,7 +59,11 @@ class RunSaver:
         if engine.rank == 0:
             self._keep_tokenizer()
         self.writer = CheckpointWriter(
-            self._dsx.run_dir, cluster, self._dsx.checkpoint.keep, engine.rank
+            self._dsx.run_dir,
+            cluster,
+            self._dsx.checkpoint.keep,
+            engine.rank,
+            ClusterAgreement(),
         )
 
     @property

@@ -1,0 +1,149 @@
+"""Which checkpoint a cluster goes on from."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dsx.checkpoint.choosing import Choice, choose, is_finished, saved_since
+from dsx.checkpoint.folders import RunFolder
+from dsx.checkpoint.manifest import MANIFEST
+from dsx.errors import CheckpointError
+from tests.checkpoint.made_up import save
+
+FLYING = {"outer": {"flight": {}}, "flushed": False}
+
+
+def chosen(run: Path, cluster: str = "c0", resume: str = "auto") -> Choice:
+    choice = choose(run, cluster, resume)
+    assert choice is not None
+    return choice
+
+
+def test_an_empty_run_folder_is_a_fresh_start(tmp_path: Path) -> None:
+    assert choose(tmp_path / "none", "c0", "auto") is None
+    assert choose(tmp_path / "none", "c0", "never") is None
+
+
+def test_the_newest_of_which_all_clusters_have_the_same_round_is_chosen(tmp_path: Path) -> None:
+    for step, round_ in ((10, 1), (20, 2)):
+        save(tmp_path, "c0", step, round_=round_)
+        save(tmp_path, "c1", step, round_=round_)
+    save(tmp_path, "c0", 30, keep=3, round_=3)  # c1 died while it saved its own
+    assert chosen(tmp_path, "c0").checkpoint.manifest.step == 20
+    assert chosen(tmp_path, "c1").checkpoint.manifest.step == 20
+
+
+def test_a_cluster_with_an_exchange_in_the_air_fits_one_that_has_seen_its_end(
+    tmp_path: Path,
+) -> None:
+    for cluster in ("c0", "c1"):
+        save(tmp_path, cluster, 10, round_=1)
+    save(tmp_path, "c0", 21, round_=2, **FLYING)
+    save(tmp_path, "c1", 22, round_=3)
+    assert chosen(tmp_path, "c0").checkpoint.manifest.step == 21
+    assert chosen(tmp_path, "c1").checkpoint.manifest.step == 22
+
+
+def test_a_cluster_that_went_on_alone_goes_on_from_its_newest(tmp_path: Path) -> None:
+    save(tmp_path, "c0", 10, round_=1)
+    save(tmp_path, "c1", 10, round_=1)
+    for step in (20, 30):  # c1's is gone by now
+        save(tmp_path, "c0", step, round_=step // 10)
+    assert chosen(tmp_path, "c0").checkpoint.manifest.step == 30
+
+
+def test_a_cluster_without_a_checkpoint_starts_from_that_of_another(tmp_path: Path) -> None:
+    save(tmp_path, "c0", 20, round_=2)
+    save(tmp_path, "c1", 30, round_=3)
+    choice = chosen(tmp_path, "c2")
+    assert not choice.own
+    assert choice.checkpoint.manifest.cluster == "c1"
+
+
+def test_local_weights_are_nobody_elses_start(tmp_path: Path) -> None:
+    folder = save(tmp_path, "c0", 20)
+    assert choose(tmp_path, "c1", "auto") is None
+    with pytest.raises(CheckpointError, match="has no shared weights from which c1 could start"):
+        choose(tmp_path, "c1", str(folder))
+
+
+def test_a_run_folder_that_was_moved_is_gone_on_from(tmp_path: Path) -> None:
+    save(tmp_path / "here", "c0", 20, round_=2)
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    for path in (tmp_path / "there", tmp_path / "there" / "checkpoints"):
+        choice = chosen(tmp_path / "new", "c0", str(path))
+        assert choice.own
+        assert choice.checkpoint.manifest.step == 20
+
+
+def test_one_path_for_all_clusters_means_each_ones_own_of_the_same_round(tmp_path: Path) -> None:
+    older = {}
+    for step, round_ in ((10, 1), (20, 2)):
+        for cluster in ("c0", "c1"):
+            older[cluster, step] = save(tmp_path, cluster, step, round_=round_)
+    for cluster in ("c0", "c1"):
+        choice = chosen(tmp_path / "new", cluster, str(older["c0", 10]))
+        assert choice.own
+        assert choice.checkpoint.folder.resolve() == older[cluster, 10].resolve()
+    third = chosen(tmp_path / "new", "c2", str(older["c0", 10]))
+    assert not third.own
+
+
+@pytest.mark.parametrize("path", ["none", "empty", "file"])
+def test_a_path_without_a_checkpoint_is_named(tmp_path: Path, path: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=str(tmp_path / path)):
+        choose(tmp_path / "run", "c0", str(tmp_path / path))
+    (tmp_path / "empty" / "checkpoints").mkdir()
+    with pytest.raises(CheckpointError, match=str(tmp_path / "empty")):
+        choose(tmp_path / "run", "c0", str(tmp_path / "empty"))
+
+
+def test_a_run_of_which_every_checkpoint_is_damaged_is_no_fresh_start(tmp_path: Path) -> None:
+    folder = save(tmp_path)
+    (folder / MANIFEST).write_text("{}")
+    with pytest.raises(CheckpointError, match=str(folder)):
+        choose(tmp_path, "c0", "auto")
+    (folder / MANIFEST).unlink()
+    with pytest.raises(CheckpointError, match=f"{folder} is no complete checkpoint"):
+        choose(tmp_path, "c0", "auto")
+
+
+def test_never_refuses_a_used_run_folder(tmp_path: Path) -> None:
+    save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"choose another dsx\.run_dir"):
+        choose(tmp_path, "c0", "never")
+
+
+def test_a_manifest_of_another_format_names_both(tmp_path: Path) -> None:
+    from dsx.checkpoint import manifest
+
+    folder = save(tmp_path)
+    body = manifest.read_manifest(folder, manifest.ClusterManifest).model_dump(mode="json")
+    body["format"] = 2
+    (folder / MANIFEST).write_text(manifest.json.dumps(body | {"crc32": manifest._checksum(body)}))
+    with pytest.raises(CheckpointError, match="has format 2, this version of dsx reads 1"):
+        choose(tmp_path, "c0", str(folder))
+
+
+def test_a_cluster_can_not_have_the_shared_parts_name(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="'shared'; choose another --cluster"):
+        choose(tmp_path, "shared", "auto")
+
+
+def test_finished_means_flushed_at_the_last_step(tmp_path: Path) -> None:
+    save(tmp_path, "c0", 20)
+    checkpoint = RunFolder(tmp_path).list("c0").complete[0]
+    assert is_finished(checkpoint, 20)
+    assert not is_finished(checkpoint, 21)
+    save(tmp_path, "c0", 20, round_=2, **FLYING)
+    assert not is_finished(RunFolder(tmp_path).list("c0").complete[0], 20)
+
+
+def test_saved_since_looks_at_when_the_state_was_taken(tmp_path: Path) -> None:
+    assert not saved_since(tmp_path, "c0", 0.0)
+    save(tmp_path, "c0", time=100.0)
+    assert saved_since(tmp_path, "c0", 100.0)
+    assert not saved_since(tmp_path, "c0", 100.5)

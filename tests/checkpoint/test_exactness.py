@@ -1,0 +1,181 @@
+"""Real clusters, stopped by a signal and brought back: as if nothing had happened."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsx.checkpoint.folders import RunFolder
+from dsx.exchange.coordinator import Coordinator
+from dsx.tracking.events import latest_by_step, read_file
+from dsx.training.run import Launch
+from tests.checkpoint.settings import STEPS, raw_settings, write_corpus
+from tests.checkpoint.workers import checksums
+from tests.distributed import run_ranks
+
+pytestmark = pytest.mark.multiprocess
+
+LOWRANK = {"matrices": {"type": "lowrank", "rank": 2}}
+TOPK = {"matrices": {"type": "topk", "fraction": 0.1}}
+CASES: dict[int, dict[str, tuple[dict[str, Any], int]]] = {
+    # ranks -> name -> (settings, stop)
+    1: {
+        "fp32, plain": ({}, 13),
+        "bf16, a whole round late": (
+            {"bf16": True, "outer": {"delay": "round", "own_share": "mean"}},
+            12,
+        ),
+    },
+    2: {
+        "two stages, two steps late": ({"stages": 2, "outer": {"delay": 2}}, 11),
+        "two stages, bf16, tied, plain": ({"stages": 2, "bf16": True, "tied": True}, 12),
+        "two replicas, low rank, the paper": (
+            {
+                "replicas": 2,
+                "outer": {"delay": "round", "own_share": "none", "compression": LOWRANK},
+            },
+            14,
+        ),
+        "two replicas, bf16, top-k, no delay": (
+            {"replicas": 2, "bf16": True, "outer": {"delay": 0, "compression": TOPK}},
+            15,
+        ),
+    },
+    4: {
+        "four stages, tied": ({"stages": 4, "tied": True, "outer": {"delay": 3}}, 11),
+        "two by two, bf16, tied": (
+            {
+                "stages": 2,
+                "replicas": 2,
+                "bf16": True,
+                "tied": True,
+                "outer": {"delay": 2, "own_share": "mean"},
+            },
+            16,
+        ),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "corpus").mkdir()
+    write_corpus(folder / "corpus")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def coordinator() -> Iterator[str]:
+    with Coordinator("127.0.0.1:0") as running:
+        yield running.address
+
+
+def history(run: Path, cluster: str = "c0") -> dict[str, Any]:
+    """What a run's metrics file says, times and speeds apart."""
+    events = read_file(run / f"metrics-{cluster}.jsonl")
+    inner = latest_by_step([e for e in events if e.kind == "inner"])
+    rounds = {e.round: e for e in events if e.kind == "outer"}
+    return {
+        "losses": [(e.step, e.loss, e.grad_norm, e.lr) for e in inner],
+        "evaluations": {e.step: e.loss for e in events if e.kind == "eval"},
+        "rounds": {
+            number: (e.shared_digest, e.pseudo_gradient_norm, e.tokens_total, e.participants)
+            for number, e in rounds.items()
+        },
+    }
+
+
+@pytest.mark.parametrize("ranks", CASES)
+def test_a_stopped_cluster_goes_on_bit_for_bit(folder: Path, coordinator: str, ranks: int) -> None:
+    cases = {
+        name: (
+            raw_settings(folder, f"{ranks}-{number}-straight", **options),
+            raw_settings(folder, f"{ranks}-{number}-stopped", **options),
+            stop,
+        )
+        for number, (name, (options, stop)) in enumerate(CASES[ranks].items())
+    }
+    answers = run_ranks(
+        "tests.checkpoint.workers:stop_and_go_on", ranks, list(cases.values()), coordinator
+    )
+    for (name, (straight, stopped, stop)), (saved, ended) in zip(
+        cases.items(), answers[0], strict=True
+    ):
+        first, second = Path(straight["dsx"]["run_dir"]), Path(stopped["dsx"]["run_dir"])
+        # The question whether to end travels with one more step.
+        assert Path(saved).name in (f"step-{stop + 1:08}", f"step-{stop:08}"), name
+        assert ended is None, name
+        assert history(first) == history(second), name
+        assert history(first)["losses"][-1][0] == STEPS, name
+        assert checksums(first) == checksums(second), name
+
+
+@pytest.mark.parametrize("delay", [0, 2, "round"])
+def test_two_clusters_that_stop_at_different_steps_go_on_bit_for_bit(
+    folder: Path, coordinator: str, delay: object
+) -> None:
+    outer = {"delay": delay, "start_clusters": 2}
+
+    def launch(run: str, stops: tuple[int | None, int | None]) -> list[Any]:
+        raw = raw_settings(folder, f"two-{run}-{delay}", outer=outer)
+
+        def one(index: int) -> Any:
+            words = Launch(f"c{index}", coordinator, None, "auto")
+            return run_ranks("tests.checkpoint.workers:train", 1, raw, words, stops[index], False)
+
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(one, range(2)))
+
+    launch("straight", (None, None))
+    stopped = launch("stopped", (11, 13))
+    assert all(saved is not None for (saved,) in stopped)
+    launch("stopped", (None, None))
+    first, second = folder / f"two-straight-{delay}", folder / f"two-stopped-{delay}"
+    for cluster in ("c0", "c1"):
+        assert history(first, cluster) == history(second, cluster)
+        assert checksums(first, cluster) == checksums(second, cluster)
+    shared = [len(list((run / "checkpoints" / "shared").iterdir())) for run in (first, second)]
+    assert max(shared) <= 3  # of both clusters together
+
+
+def test_a_run_goes_on_in_another_layout_with_every_tensor_as_it_was(
+    folder: Path, coordinator: str
+) -> None:
+    outer = {"delay": 3, "own_share": "mean", "compression": LOWRANK}
+    raw = raw_settings(folder, "layout-1x1", tied=True, outer=outer)
+    words = Launch("c0", coordinator, None, "auto")
+    # Stopped with a pseudo-gradient in the air.
+    run_ranks("tests.checkpoint.workers:train", 1, raw, words, 11)
+    source = "layout-1x1"
+    for stages, replicas in ((2, 1), (3, 1), (1, 2), (2, 2), (1, 1)):
+        target = f"layout-{stages}x{replicas}" + ("-again" if stages * replicas == 1 else "")
+        raw = raw_settings(folder, target, stages=stages, replicas=replicas, tied=True, outer=outer)
+        run_ranks(
+            "tests.checkpoint.workers:relayout",
+            stages * replicas,
+            raw,
+            str(folder / source),
+            coordinator,
+        )
+        moved = tensors(folder / target)
+        assert moved == tensors(folder / source), target
+        kinds = {key.rpartition("/")[0] for key in moved}
+        assert {"outer/flight_start", "outer/flight_end", "outer/feedback"} <= kinds
+        source = target
+
+
+def tensors(run: Path) -> dict[str, int]:
+    """All but the ranks' own random numbers."""
+    return {key: sum_ for key, sum_ in checksums(run).items() if not key.startswith("rng/")}
+
+
+def test_nothing_is_left_half_written(folder: Path) -> None:
+    for run in folder.iterdir():
+        if (run / "checkpoints").is_dir():
+            for cluster in RunFolder(run).clusters():
+                assert RunFolder(run).list(cluster).damaged == []
+                left = list(RunFolder(run).cluster_folder(cluster).glob(".*"))
+                assert left == []

@@ -1,0 +1,73 @@
+"""What the ranks of a test do: whole runs, stopped and brought back."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from dsx.checkpoint.folders import RunFolder
+from dsx.settings import parse_settings
+from dsx.training.preflight import preflight
+from dsx.training.run import ClusterRun, Launch
+
+
+class StoppingRun(ClusterRun):
+    """Gets a SIGTERM after inner step `stop`, on its last rank only."""
+
+    stop: int | None = None
+
+    def _inner_step(self) -> None:
+        super()._inner_step()
+        if self.step == self.stop and self.engine.rank == self.engine.world_size - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def open_run(raw: dict[str, Any], launch: Launch) -> StoppingRun:
+    settings = parse_settings(raw)
+    ready = preflight(settings, int(os.environ["WORLD_SIZE"]), check_split=False)
+    return StoppingRun(settings, launch, ready)
+
+
+def train(
+    raw: dict[str, Any], launch: Launch, stop: int | None = None, close: bool = True
+) -> str | None:
+    """One launch; returns the folder of the checkpoint that a stopped one left."""
+    run = open_run(raw, launch)
+    run.stop = stop
+    saved = run.train()
+    run.saver.close()
+    run.abandon()
+    if run.outer is not None and close:
+        run.outer.close()
+    return None if saved is None else str(saved)
+
+
+def stop_and_go_on(cases: list[tuple[dict[str, Any], dict[str, Any], int]], url: str) -> list[Any]:
+    """For every case (straight settings, interrupted settings, stop): both runs to their end."""
+    results = []
+    for straight, interrupted, stop in cases:
+        coordinator = url if straight["dsx"]["name"] == "outer" else None
+        launch = Launch("c0", coordinator, None, "auto")
+        train(straight, launch)
+        results.append((train(interrupted, launch, stop), train(interrupted, launch)))
+    return results
+
+
+def relayout(raw: dict[str, Any], source: str, url: str) -> None:
+    """Bring the run folder `source` into another layout, and save it at once."""
+    run = open_run(raw, Launch("c0", url, None, source))
+    run.begin()
+    assert run.saver.save(run.step, 0, run._data, run.outer, wait=True) is not None
+    run.saver.close()
+    run.abandon()
+    assert run.outer is not None
+    run.outer.close()
+
+
+def checksums(run_dir: Path | str, cluster: str = "c0", index: int = 0) -> dict[str, int]:
+    """Of every tensor in a checkpoint, and in its shared part; `index` 0 is the newest."""
+    checkpoint = RunFolder(run_dir).list(cluster).complete[index]
+    files = [*checkpoint.manifest.files.values()]
+    if checkpoint.shared is not None:
+        files += checkpoint.shared.files.values()
+    return {key: record.crc32 for file in files for key, record in file.tensors.items()}
