@@ -30,8 +30,8 @@ DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 
 # Library -> the only places that may import it; a folder means everything in it.
 ONLY_IN = {
-    "deepspeed": ("cluster/",),
-    "transformers": ("models/", "data/tokenizer.py"),
+    "deepspeed": ("cluster/", "bench/bare.py"),
+    "transformers": ("models/", "data/tokenizer.py", "bench/bare.py"),
     "torchft": ("exchange/torchft.py", "exchange/coordinator.py"),
     "wandb": ("tracking/wandb.py",),
 }

@@ -39,9 +39,6 @@ def initialize(timeout: timedelta = timedelta(minutes=30)) -> None:
             f"launcher, or unset all of {', '.join(_VARIABLES)} for a single rank"
         )
     if get_accelerator().device_name() == "cpu":
-        # DeepSpeed would compile a shared-memory all-reduce here, which only its inference uses:
-        # minutes on a fresh machine, with all ranks waiting, and an error without a compiler.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         backend = "gloo"
     else:
         get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))

@@ -48,10 +48,16 @@ class StageModule(Protocol):
 
     hf_names: dict[str, str]
     """Own parameter name -> HF state-dict name."""
-    tied_parameter: nn.Parameter | None
-    """The embedding matrix that the first and the last stage share; None if this one has none."""
-    tied_weight: nn.Parameter
-    """The same where it exists, for DeepSpeed."""
+
+    @property
+    def tied_parameter(self) -> nn.Parameter | None:
+        """The embedding matrix that the first and the last stage share; None if it isn't here."""
+        ...
+
+    @property
+    def tied_weight(self) -> nn.Parameter:
+        """The same where it exists, for DeepSpeed."""
+        ...
 
 
 StageFactory = Callable[[int], StageModule]
@@ -106,6 +112,10 @@ class ClusterEngine:
             self._engine = deepspeed.initialize(
                 model=pipeline, optimizer=self.optimizer, config=config
             )[0]
+        if self.replica_count == 1 and self._engine.using_bf16_optimizer:
+            # DeepSpeed would copy all gradients into a flat buffer, average it with nobody, and
+            # copy it back.
+            self._engine.pipeline_enable_backward_allreduce = False
         self.agreement = ClusterAgreement()
         self.weights = self._link_weights(pipeline)
         # DeepSpeed fills bf16's masters from weights it has rounded; give them all their bits.

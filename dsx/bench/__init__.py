@@ -1,0 +1,1 @@
+"""Measurements of this machine and this installation, each against something run beside it."""
