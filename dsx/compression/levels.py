@@ -98,7 +98,7 @@ SIGN = Levels(
     keeps_zero=False,
     scale_of="mean",
     unit=1.0,
-    to_codes=lambda x: (x >= 0).to(torch.int32),
+    to_codes=lambda x: (x.view(torch.int32) >> 31) + 1,
     to_multiples=lambda code: code * 2.0 - 1.0,
 )
 
@@ -129,19 +129,16 @@ def encode_blocks(
     else:
         bits = _mean_scale_bits(x, count, levels)
     scale = bits.view(torch.float32)
-    inverse = inverse_scale(scale)
+    code = levels.to_codes(x * inverse_scale(scale))
     width = codes.shape[1]
-    packed = None
-    for part in range(levels.per_byte):
-        piece = x[:, part * width : (part + 1) * width]
-        code = levels.to_codes(piece * inverse)
-        packed = code if packed is None else packed | (code << (part * levels.bits))
-    assert packed is not None
+    packed = code[:, :width]
+    for part in range(1, levels.per_byte):
+        piece = code[:, part * width : (part + 1) * width]
+        packed = packed | (piece << (part * levels.bits))
     codes.copy_(packed)
     scale_bits.copy_(bits)
     if overwrite:
-        again = levels.to_codes(x * inverse)
-        x.copy_(x - levels.to_multiples(again.float()) * scale)
+        x.copy_(x - levels.to_multiples(code.float()) * scale)
 
 
 def decode_blocks(levels: Levels, codes: Tensor, scale: Tensor, parts: Sequence[Tensor]) -> None:

@@ -125,8 +125,7 @@ class LowRank:
         self._staged = {}
 
     def _is_low_rank(self, shape: Sequence[int]) -> bool:
-        rows, length = matrix_shape(shape)
-        return len(shape) > 1 and (rows + length) * self._settings.rank < rows * length / 2
+        return is_low_rank(shape, self._settings.rank)
 
     def _encode(self, name: str, value: Tensor) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
         """(body, live rows, P^T, Q^T), the factors as decoding gives them."""
@@ -179,6 +178,12 @@ class LowRank:
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
         fresh = torch.randn(length, rank, generator=generator)[:, rank - missing :]
         return fresh if known is None else torch.cat([known, fresh], dim=1)
+
+
+def is_low_rank(shape: Sequence[int], rank: int) -> bool:
+    """Whether two factors of `rank` are sent of such a tensor: they are small enough then."""
+    rows, length = matrix_shape(shape)
+    return len(shape) > 1 and (rows + length) * rank < rows * length / 2
 
 
 def _scale(matrix: Tensor) -> float:

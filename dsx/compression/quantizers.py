@@ -10,7 +10,7 @@ from dsx.compression.compiling import decoder, encoder
 from dsx.compression.levels import Levels, decode_blocks, encode_blocks, inverse_scale, scale_of
 from dsx.errors import ExchangeError
 
-_EAGER_CHUNK = {"cpu": 1 << 15, "elsewhere": 1 << 22}
+_EAGER_CHUNK = {"cpu": 1 << 17, "elsewhere": 1 << 22}
 """Entries that one eager call works on: on a CPU what stays in its caches, on a GPU what bounds
 the memory for intermediate values. A compiled call has none, and takes all."""
 
@@ -84,9 +84,11 @@ class Bf16(Quantizer):
         return 2 * count
 
     def encode(self, flat: Tensor, overwrite: bool = False) -> Tensor:
-        rounded = flat.clamp(-self._limit, self._limit).to(torch.bfloat16)
-        if overwrite:
-            flat.sub_(rounded)
+        rounded = torch.empty(flat.shape, dtype=torch.bfloat16, device=flat.device)
+        for entries in _pieces(flat.numel(), 1, flat.device):
+            rounded[entries] = flat[entries].clamp(-self._limit, self._limit)
+            if overwrite:
+                flat[entries] -= rounded[entries]
         return _bytes(rounded)
 
     def _decode(self, body: Tensor, out: Tensor) -> None:
@@ -107,23 +109,33 @@ class Fp16(Quantizer):
         return 2 * count + 2 * -(-count // self.block)
 
     def encode(self, flat: Tensor, overwrite: bool = False) -> Tensor:
-        values = flat.float()
-        padding = -values.numel() % self.block
-        blocks = torch.nn.functional.pad(values, (0, padding)).view(-1, self.block)
-        scale = scale_of(blocks, 1.0)
-        halves = (values * self._spread(inverse_scale(scale), values.numel())).half()
-        if overwrite:
-            flat.sub_(halves.float() * self._spread(scale, values.numel()))
-        return torch.cat([_bytes(halves), _bytes(scale.to(torch.bfloat16).view(-1))])
+        count, device = flat.numel(), flat.device
+        halves = torch.empty(count, dtype=torch.float16, device=device)
+        scales = torch.empty(-(-count // self.block), dtype=torch.bfloat16, device=device)
+        for entries in _pieces(count, self.block, device):
+            blocks = self._blocks(flat[entries].float())
+            scale = scale_of(blocks, 1.0)
+            rounded = (blocks * inverse_scale(scale)).half()
+            halves[entries] = rounded.view(-1)
+            scales[self._of_blocks(entries)] = scale.view(-1)
+            if overwrite:
+                flat[entries] -= (rounded.float() * scale).view(-1)
+        return torch.cat([_bytes(halves), _bytes(scales)])
 
     def _decode(self, body: Tensor, out: Tensor) -> None:
         count = out.numel()
-        scale = _aligned(body[2 * count :], torch.bfloat16).float()
-        halves = _aligned(body[: 2 * count], torch.float16).float()
-        torch.mul(halves, self._spread(scale, count), out=out)
+        scales = _aligned(body[2 * count :], torch.bfloat16).float().view(-1, 1)
+        halves = _aligned(body[: 2 * count], torch.float16)
+        for entries in _pieces(count, self.block, body.device):
+            blocks = self._blocks(halves[entries]).float()
+            torch.mul(blocks, scales[self._of_blocks(entries)], out=self._blocks(out[entries]))
 
-    def _spread(self, per_block: Tensor, count: int) -> Tensor:
-        return per_block.view(-1).repeat_interleave(self.block)[:count]
+    def _blocks(self, entries: Tensor) -> Tensor:
+        """Full blocks (blocks, block), or the last, shorter one (1, its length)."""
+        return entries.view(-1, min(self.block, max(1, entries.numel())))
+
+    def _of_blocks(self, entries: slice) -> slice:
+        return slice(entries.start // self.block, -(-entries.stop // self.block))
 
 
 class Blockwise(Quantizer):
@@ -174,7 +186,7 @@ class Blockwise(Quantizer):
             last_codes = body[end : end + self._tail_width(tail)].unsqueeze(0)
             rest = self._encode_tail(flat[-tail:].float(), last_codes, scale_bits[-1:])
             if overwrite:
-                flat[-tail:].copy_(rest)
+                flat[-tail:] = rest
         scales = (scale_bits >> 16).to(torch.int16).view(-1)
         body[body.numel() - 2 * scales.numel() :].copy_(scales.view(torch.uint8))
         return body.cpu()
@@ -203,11 +215,23 @@ class Blockwise(Quantizer):
             out[-tail:].copy_(last[0, :tail])
 
     def _chunks(self, blocks: int, device: torch.device) -> Iterator[tuple[int, int]]:
-        """(first block, last block + 1), in order."""
-        entries = _EAGER_CHUNK["cpu" if device.type == "cpu" else "elsewhere"]
-        step = blocks if self.compiled else max(1, entries // self.block)
-        for start in range(0, blocks, max(1, step)):
-            yield start, min(start + step, blocks)
+        """(first block, last block + 1) of what the block functions are to do at a time."""
+        if self.compiled and blocks:
+            yield 0, blocks
+            return
+        for entries in _pieces(blocks * self.block, self.block, device):
+            yield entries.start // self.block, entries.stop // self.block
+
+
+def _pieces(count: int, block: int, device: torch.device) -> Iterator[slice]:
+    """Runs of whole blocks that fit an eager chunk, and the last, shorter block by itself."""
+    chunk = _EAGER_CHUNK["cpu" if device.type == "cpu" else "elsewhere"]
+    step = max(1, chunk // block) * block
+    whole = count - count % block
+    for start in range(0, whole, step):
+        yield slice(start, min(start + step, whole))
+    if whole < count:
+        yield slice(whole, count)
 
 
 def _bytes(values: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from dsx.compression.build import build_codec
 from dsx.compression.codec import Codec
+from dsx.compression.lowrank import LowRank
 from dsx.compression.wire import Message, pack, read_bundle
 from dsx.errors import ExchangeError
 from dsx.settings.codec_block import CompressionSettings
@@ -51,6 +52,12 @@ class CodecTable:
     def codec_for(self, name: str, shape: Sequence[int]) -> Codec:
         """The codec that encodes this tensor."""
         return self._codecs[kind_of(shape, self._vocab_size)]
+
+    def set_rank(self, rank: int) -> None:
+        """Use another rank from the next encoding on, wherever the codec is of low rank."""
+        for codec in self._codecs.values():
+            if isinstance(codec, LowRank):
+                codec.set_rank(rank)
 
     def encode(self, name: str, value: Tensor, round_: int) -> Tensor:
         """The message about `value` (fp32 or bf16, finite): uint8, 1-D, on the CPU."""

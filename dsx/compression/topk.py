@@ -100,9 +100,8 @@ class TopK(Stateless):
         kept = self._kept(flat.numel())
         candidates = self._candidates(flat, kept)
         magnitudes = (flat if candidates is None else flat[candidates]).abs()
-        best = magnitudes.topk(kept, sorted=False).indices
+        best = magnitudes.topk(kept, sorted=False).indices.sort().values
         places = best if candidates is None else candidates[best]
-        places = places.sort().values
         return places[flat[places] != 0]
 
     def _candidates(self, flat: Tensor, kept: int) -> Tensor | None:
