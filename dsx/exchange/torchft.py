@@ -5,13 +5,15 @@ all interfaces, moves state as pickles over HTTP, and knows only all-reduce, whi
 moves opaque messages of unequal length and heals a joiner inside the round itself.
 """
 
+import hashlib
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import ProcessGroup, Store, TCPStore
+from torch.distributed import ProcessGroupGloo as Gloo
 from torchft import ProcessGroupGloo
 from torchft.coordination import ManagerClient, ManagerServer
 
@@ -33,6 +35,26 @@ class ClusterAddress:
     world_size: int
     store_host: str
     store_port: int
+
+
+class _BoundGloo(ProcessGroupGloo):
+    """torchft's reconfigurable gloo group, listening on one address only."""
+
+    def __init__(self, bind_host: str, timeout: timedelta) -> None:
+        super().__init__(timeout=timeout)
+        self._bind_host = bind_host
+
+    def _create_pg(self, store: Store, rank: int, world_size: int) -> ProcessGroup:
+        # gloo's own choice would follow this machine's host name or GLOO_SOCKET_IFNAME.
+        options = Gloo._Options()  # type: ignore[attr-defined]
+        options._timeout = self._timeout
+        options._devices = [Gloo.create_device(hostname=self._bind_host)]
+        backend = Gloo(store, rank, world_size, options)
+        backend._set_sequence_number_for_group()
+        group = ProcessGroup(store, rank, world_size)
+        group._set_default_backend(ProcessGroup.BackendType.GLOO)
+        group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)
+        return group
 
 
 class TorchftExchange:
@@ -64,11 +86,11 @@ class TorchftExchange:
         self.traffic = Traffic()
         self._address = address
         self._timeout = timedelta(seconds=timeout_seconds)
-        self._quorum_id: int | None = None
+        self._connected: tuple[int, tuple[str, ...]] | None = None
         self._attempt = 0
         self._failures = 0
         self._membership = Membership((address.cluster,), 0)
-        self._group = ProcessGroupGloo(timeout=self._timeout)
+        self._group = _BoundGloo(bind_host, self._timeout)
         self._manager: ManagerServer | None = None
         store = TCPStore(
             host_name=address.store_host,
@@ -120,26 +142,29 @@ class TorchftExchange:
                 "start each with its own --cluster"
             )
         self._membership = Membership(clusters, quorum.replica_rank)
-        if quorum.quorum_id != self._quorum_id:
-            self._connect(quorum.store_address, quorum.quorum_id)
+        # A coordinator that was restarted counts its quorums from the start again.
+        quorum_key = (quorum.quorum_id, tuple(quorum.replica_ids))
+        if quorum_key != self._connected:
+            self._connect(quorum.store_address, quorum_key)
         return self._membership
 
-    def _connect(self, store_address: str, quorum_id: int) -> None:
-        rank = self._address.rank
+    def _connect(self, store_address: str, quorum: tuple[int, tuple[str, ...]]) -> None:
+        self._connected = None
+        quorum_id, replicas = quorum
+        meeting = hashlib.blake2b(repr(quorum).encode(), digest_size=8).hexdigest()
         try:
             self._group.configure(
-                f"{store_address}/dsx/{quorum_id}/{rank}",
+                f"{store_address}/dsx/{meeting}/{self._address.rank}",
                 self._address.cluster,
                 self._membership.index,
-                len(self._membership),
+                len(replicas),
                 quorum_id,
             )
         except Exception as error:
-            self._quorum_id = None
             raise ExchangeError(
                 f"no connection to {', '.join(self._membership.clusters)}: {error}"
             ) from error
-        self._quorum_id = quorum_id
+        self._connected = quorum
 
     def all_to_all(self, payloads: list[torch.Tensor]) -> list[torch.Tensor]:
         mine = self._membership.index
@@ -169,7 +194,7 @@ class TorchftExchange:
                 work.wait()
         except Exception as error:
             # A half-done transfer leaves the connection unusable: the next round makes a new one.
-            self._quorum_id = None
+            self._connected = None
             raise ExchangeError(f"a transfer between clusters failed: {error}") from error
         return received
 
