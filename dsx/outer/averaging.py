@@ -19,6 +19,7 @@ from dsx.compression.table import CodecTable
 from dsx.errors import ExchangeError
 from dsx.exchange.interface import Exchange, Membership, gather
 from dsx.outer.buckets import buckets
+from dsx.outer.rank_control import FixedRule, RankRule
 from dsx.settings.codec_block import CompressionSettings
 
 # From here on two payloads in are fewer than C - 1.
@@ -51,6 +52,8 @@ class Average:
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     moments: Moments = field(default_factory=Moments)
+    measured: list[float] = field(default_factory=list)
+    """What the rank rule measured, summed over this rank's tensors."""
 
 
 class Averager:
@@ -60,6 +63,7 @@ class Averager:
         shapes: names and shapes of the outer group's tensors.
         seed: of the codecs that need one.
         vocab_size: rows of the embedding; tells embeddings from other matrices.
+        rank_rule: what is to be measured for the choice of the next ranks.
     """
 
     def __init__(
@@ -68,7 +72,9 @@ class Averager:
         shapes: Mapping[str, torch.Size],
         seed: int,
         vocab_size: int | None,
+        rank_rule: RankRule | None = None,
     ) -> None:
+        self._rank_rule = rank_rule or FixedRule(0)
         self._pattern = settings.averaging
         self._shapes = dict(shapes)
         self._table = CodecTable(settings, seed, vocab_size)
@@ -94,7 +100,8 @@ class Averager:
         Raises:
             ExchangeError: a peer was lost, or sent something that can't be used.
         """
-        step = _Step(exchange, membership, shares, delta, round_, Average())
+        average = Average(measured=[0.0] * self._rank_rule.length)
+        step = _Step(exchange, membership, shares, delta, round_, average)
         if len(membership) == 1 and delta is not None:
             self._alone(step, delta)
             return step.average
@@ -108,6 +115,17 @@ class Averager:
             else:
                 self._gather(step, names)
         return step.average
+
+    def set_rank(self, rank: int) -> None:
+        """Encode with another rank from now on; all tensors whose codec is of low rank."""
+        self._table.set_rank(rank)
+        self._mean_table.set_rank(rank)
+
+    def measure(self, average: Average) -> None:
+        """Let a rank rule that looks at averages look at this one."""
+        if self._rank_rule.measures == "average":
+            for name, value in average.tensors.items():
+                self._note(average, name, value)
 
     def commit(self) -> None:
         """The round counts: error feedback and codecs take over what they staged."""
@@ -167,7 +185,13 @@ class Averager:
             update = self._feedback.add(name, value)
             self._feedback.stage(name, torch.zeros_like(update))
             step.average.moments.update += _square(update)
+            if self._rank_rule.measures == "update":
+                self._note(step.average, name, update)
             self._keep(step, name, update)
+
+    def _note(self, average: Average, name: str, value: torch.Tensor) -> None:
+        seen = self._rank_rule.measure(name, value)
+        average.measured = [a + b for a, b in zip(average.measured, seen, strict=True)]
 
     # ------------------------------------------------------------------ the two patterns
 
@@ -218,6 +242,8 @@ class Averager:
     def _encode(self, step: "_Step", name: str) -> torch.Tensor:
         assert step.delta is not None
         value = self._feedback.add(name, step.delta[name])
+        if self._rank_rule.measures == "update":
+            self._note(step.average, name, value)
         message, residual = self._table.encode_with_residual(name, value, step.round)
         self._feedback.stage(name, residual)
         step.residuals[name] = residual

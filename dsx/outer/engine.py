@@ -17,10 +17,12 @@ from dsx.errors import ExchangeError, ExchangeRefused
 from dsx.exchange.interface import Exchange
 from dsx.outer.agreement import Agreement, AloneAgreement
 from dsx.outer.averaging import Averager
+from dsx.outer.control import Control
 from dsx.outer.digest import join_digests, shapes_digest
 from dsx.outer.optimizer import OuterOptimizer
 from dsx.outer.overlap import DelayClock, own_share
 from dsx.outer.report import RoundReport
+from dsx.outer.reporting import RoundReporter
 from dsx.outer.round import Contribution, Outcome, RoundExchange
 from dsx.outer.snapshot import (
     EngineRecord,
@@ -32,7 +34,8 @@ from dsx.outer.snapshot import (
     part,
 )
 from dsx.outer.state import SharedState
-from dsx.outer.weights import LocalWeights
+from dsx.outer.steps import StepCounter
+from dsx.outer.weights import LocalWeights, rebase
 from dsx.settings.dsx_block import OuterSettings
 
 log = logging.getLogger(__name__)
@@ -42,7 +45,7 @@ _STOP_LOOK_SECONDS = 0.2
 """How often a rank that waits for other clusters looks whether it is to end."""
 
 
-class Interrupted(Exception):  # noqa: N818 - nothing went wrong
+class Interrupted(Exception):
     """The process was asked to end while the engine waited for other clusters. Its state is sound:
     it can be saved, and goes on from there."""
 
@@ -65,6 +68,8 @@ class OuterEngine:
         on_commit: called after a committed round was applied, with nothing in flight: the moment
             for an evaluation or a checkpoint.
         stop_wanted: whether this rank was asked to end; one rank that was ends the waiting of all.
+        clock: seconds, by which exchanges are measured; another one than the real for a link that
+            is only modelled.
     """
 
     def __init__(
@@ -78,8 +83,9 @@ class OuterEngine:
         agreement: Agreement | None = None,
         on_commit: Callable[[RoundReport], None] | None = None,
         stop_wanted: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.step_in_round = 0
+        self.steps = StepCounter()
         self.rounds_left_out = 0
         self._settings = settings
         self._weights = weights
@@ -89,24 +95,30 @@ class OuterEngine:
         self._stop_wanted = stop_wanted
         self._restored_round: int | None = None
         self._to_send: dict[str, torch.Tensor] | None = None
-        self._clock = DelayClock(settings.delay)
+        self._delays = DelayClock(settings.delay)
+        self._control = Control(settings, vocab_size)
         self.state = SharedState(OuterOptimizer(weights.fetch(), settings.lr, settings.momentum))
-        self.averager = Averager(settings.compression, weights.shapes(), seed, vocab_size)
+        self.averager = Averager(
+            settings.compression, weights.shapes(), seed, vocab_size, self._control.rank_rule
+        )
         self._round = RoundExchange(
             self.state,
             exchange,
             self.averager,
             shapes_digest(weights.shapes(), identity),
             settings.min_clusters,
+            self._control,
+            clock,
         )
+        self._name = ""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="outer-exchange")
         self._flight: Flight | None = None
         self._share = 1.0
         self._tokens = 0
         self._seconds = 0.0
         self._last_exchange_seconds = 0.0
-        self._blocked_seconds = 0.0
-        self._counted = (0, 0)
+        self._measured_rank = 0.0
+        self._reporter = RoundReporter(settings, self._agreement, exchange)
 
     @property
     def theta(self) -> dict[str, torch.Tensor]:
@@ -117,6 +129,11 @@ class OuterEngine:
     def round(self) -> int:
         """Rounds committed so far."""
         return self.state.progress.round
+
+    @property
+    def step_in_round(self) -> int:
+        """Own inner steps since the last boundary."""
+        return self.steps.in_round
 
     @property
     def is_flushed(self) -> bool:
@@ -139,7 +156,9 @@ class OuterEngine:
         Raises:
             ExchangeRefused: somebody trains something else.
             Interrupted: the process is to end.
+            SettingsError: a rule of `adapt` can't be followed with this model.
         """
+        self._prepare()
         while True:
             arrival = Contribution(None, 0, 0.0, 0.0, starting=True)
             future = self._worker.submit(self._round.run, arrival)
@@ -148,6 +167,7 @@ class OuterEngine:
             if outcome.committed or len(outcome.clusters) >= self._settings.start_clusters:
                 break
             time.sleep(_START_PAUSE_SECONDS)
+        self._name = outcome.cluster
         if self._restored_round is not None:
             if self._follows(outcome):
                 return outcome.clusters
@@ -158,10 +178,13 @@ class OuterEngine:
                 self.step_in_round + (self._flight.local_steps if self._flight else 0),
             )
             self._flight = None
-            self.step_in_round = self._tokens = 0
-            self._seconds = 0.0
+            self._tokens = 0
+            self._seconds = self._measured_rank = 0.0
         self._restored_round = None
-        self._clock.load_state_dict(self.state.progress.delays)
+        progress = self.state.progress
+        self.steps.go_to(progress.steps)
+        self._begin_round(progress.local_steps)
+        self._delays.load_state_dict(progress.delays)
         self._share = outcome.share or 1 / len(outcome.clusters)
         self._weights.store(self.theta)
         return outcome.clusters
@@ -178,7 +201,7 @@ class OuterEngine:
             tokens: trained in that step by the whole cluster.
             seconds: that it took.
         """
-        self.step_in_round += 1
+        self.steps.advance()
         self._tokens += tokens
         self._seconds += seconds
         return self._pass_on()
@@ -187,7 +210,7 @@ class OuterEngine:
         report = None
         if self._flight is not None and self.step_in_round >= self._flight.delay > 0:
             report = self._arrive()
-        if self.step_in_round >= self._settings.local_steps:
+        if self.steps.is_full:
             self._launch()
         return report
 
@@ -242,6 +265,7 @@ class OuterEngine:
         """
         assert snapshot.shared is not None
         self.state.load(snapshot.shared, snapshot.progress)
+        self._prepare()
         self._round.rehash()
         record = snapshot.record
         if record is None:
@@ -249,15 +273,19 @@ class OuterEngine:
         averager = {k: v for k, v in snapshot.own.items() if not k.startswith("flight_")}
         self.averager.load_state_dict(averager)
         self._restored_round = self.round
-        if self._agreement.is_first:
-            self._counted = (-record.bytes_sent, -record.bytes_received)
-        self.step_in_round, self._tokens = record.step_in_round, record.tokens
+        self._reporter.restore(record.bytes_sent, record.bytes_received)
+        self.steps, self._tokens = record.steps.model_copy(), record.tokens
+        self._measured_rank = record.measured_rank
         self._seconds, self._share = record.seconds, record.share
         self._last_exchange_seconds = record.last_exchange_seconds
         self.rounds_left_out = record.rounds_left_out
-        self._clock.load_state_dict(record.delays)
+        self._delays.load_state_dict(record.delays)
         if record.flight is not None:
             self._flight = self._restored_flight(record.flight, snapshot.own)
+
+    def _prepare(self) -> None:
+        self._control.prepare(self._weights.shapes(), self._agreement)
+        self._control.conform(self.state.progress)
 
     def _restored_flight(self, record: FlightRecord, tensors: Mapping[str, torch.Tensor]) -> Flight:
         start = part(tensors, "flight_start")
@@ -268,12 +296,15 @@ class OuterEngine:
             **record.model_dump(exclude={"outcome"}),
         )
         if record.outcome is not None:
-            first = self._agreement.is_first
-            flight.future.set_result(record.outcome.outcome(self._round.theta_digest, first))
+            flight.future.set_result(self._seen(record.outcome, self._agreement.is_first))
         elif record.sound:
             # Now, while theta is the one that the delta was taken from.
             self._to_send = {name: self.theta[name] - value for name, value in flight.end.items()}
         return flight
+
+    def _seen(self, record: OutcomeRecord, with_moments: bool) -> Outcome:
+        measures = self._control.rank_rule.length
+        return record.outcome(self._round.theta_digest, with_moments, measures)
 
     def _follows(self, outcome: Outcome) -> bool:
         """Whether the restored state goes on from the shared one that the clusters agreed on.
@@ -295,9 +326,10 @@ class OuterEngine:
             or counted.get(outcome.cluster) != flight.tokens
         ):
             return False
+        if self._control.changes_rank:
+            self.averager.set_rank(flight.rank)
         self.averager.catch_up(delta, flight.base_round)
-        seen = OutcomeRecord.unseen(counted, outcome.cluster)
-        flight.future.set_result(seen.outcome(self._round.theta_digest, False))
+        flight.future.set_result(self._seen(OutcomeRecord.unseen(counted, outcome.cluster), False))
         return True
 
     def _moved_anywhere(self) -> bool:
@@ -306,18 +338,17 @@ class OuterEngine:
         return self._agreement.maximum([float(moved)])[0] > 0
 
     def _copy(self, outcome: Outcome | None, wants_shared: WantsShared) -> Snapshot:
-        traffic = self._exchange.traffic
         theta, momentum = self._round.theta_digest, self._round.momentum_digest
         sums = self._agreement.total(
             [
                 *theta,
                 *momentum,
-                traffic.sent - self._counted[0],
-                traffic.received - self._counted[1],
+                *self._reporter.traffic(),
                 *(outcome.moments.values() if outcome is not None else ()),
+                *(outcome.measured if outcome is not None else ()),
             ]
         )
-        parts, (sent, received, *moments) = sums[: 2 * len(theta)], sums[2 * len(theta) :]
+        parts, (sent, received, *more) = sums[: 2 * len(theta)], sums[2 * len(theta) :]
         digest = join_digests(parts[: len(theta)]) + join_digests(parts[len(theta) :])
         shared = None
         if wants_shared(self.round, digest):
@@ -325,7 +356,10 @@ class OuterEngine:
         flight = None
         own = self.averager.state_dict()
         if self._flight is not None:
-            over = OutcomeRecord.of(outcome, moments) if outcome is not None else None
+            over = None
+            if outcome is not None:
+                count = len(outcome.moments.values())
+                over = OutcomeRecord.of(outcome, more[:count], more[count:])
             flight = self._flight.record(over)
             own |= self._flight.tensors()
         return Snapshot(
@@ -333,13 +367,14 @@ class OuterEngine:
             digest=digest,
             shared=shared,
             record=EngineRecord(
-                step_in_round=self.step_in_round,
+                steps=self.steps.model_copy(),
                 tokens=self._tokens,
                 seconds=self._seconds,
                 share=self._share,
+                measured_rank=self._measured_rank,
                 last_exchange_seconds=self._last_exchange_seconds,
                 rounds_left_out=self.rounds_left_out,
-                delays=self._clock.state_dict(),
+                delays=self._delays.state_dict(),
                 bytes_sent=int(sent),
                 bytes_received=int(received),
                 flight=flight,
@@ -356,8 +391,12 @@ class OuterEngine:
         end = self._weights.fetch()
         delta = {name: theta[name] - value for name, value in end.items()}
         norm = self._norm(delta)
-        delay = self._clock.steps(self._settings.local_steps)
-        steps = self.step_in_round
+        # Of the newest committed round, whose average was applied before: the same everywhere.
+        progress = self.state.progress
+        steps, step = self.steps.in_round, self.steps.step
+        self._begin_round(progress.next_local_steps)
+        # Of the next round, in which the average is to be applied.
+        delay = self._delay()
         (step_seconds, exchange_seconds) = self._agreement.maximum(
             [self._seconds / steps, self._last_exchange_seconds]
         )
@@ -385,15 +424,26 @@ class OuterEngine:
             tokens=self._tokens,
             step_seconds=step_seconds,
             exchange_seconds=exchange_seconds,
+            measured_rank=self._measured_rank,
+            step=step,
+            rank=progress.rank,
             sound=sound,
         )
         flight.future = self._worker.submit(
             self._round.run, flight.contribution(delta if sound else None)
         )
-        self.step_in_round = 0
         self._tokens = 0
-        self._seconds = 0.0
-        self._blocked_seconds += time.perf_counter() - began
+        self._seconds = self._measured_rank = 0.0
+        self._reporter.blocked_seconds += time.perf_counter() - began
+
+    def _begin_round(self, local_steps: int) -> None:
+        own = self._control.own_steps(local_steps, self.state.progress, self._name)
+        self.steps.begin_round(local_steps, own)
+
+    def _delay(self) -> int:
+        """In own inner steps: a slower cluster makes fewer of them in the same time."""
+        steps = self._delays.steps(self.steps.nominal)
+        return -(-steps * self.steps.own // self.steps.nominal)
 
     def _arrive(self) -> RoundReport | None:
         """The average is due: wait for it, and keep what was made since the boundary."""
@@ -416,10 +466,12 @@ class OuterEngine:
         self._rebase(flight.start, self.theta)
         self._share = outcome.share
         self._last_exchange_seconds = outcome.exchange_seconds
-        self._clock.observe(outcome.slowest_exchange, outcome.fastest_step)
-        self.state.progress.delays = self._clock.state_dict()
-        self._blocked_seconds += time.perf_counter() - began
-        report = self._report(flight, outcome)
+        self._delays.observe(outcome.slowest_exchange, outcome.fastest_step)
+        self.state.progress.delays = self._delays.state_dict()
+        self._reporter.blocked_seconds += time.perf_counter() - began
+        residual = self.averager.residual_square()
+        report = self._reporter.report(flight, outcome, residual, self.state.progress)
+        self._measured_rank = self._control.rank_rule.summary(self._reporter.measured)
         if self._on_commit is not None:
             self._on_commit(report)
         return report
@@ -437,55 +489,8 @@ class OuterEngine:
                 raise Interrupted
 
     def _rebase(self, old: dict[str, torch.Tensor], new: dict[str, torch.Tensor]) -> None:
-        """`x = new - (old - x)`: go over to `new`, keeping the displacement made from `old`."""
-        if self.step_in_round == 0:
-            self._weights.store(new)
-            return
-        if old is new:
-            return
-        local = self._weights.fetch()
-        for name, value in local.items():
-            local[name] = new[name] - (old[name] - value)
-        self._weights.store(local)
+        rebase(self._weights, old, new, moved=self.step_in_round > 0)
 
     def _norm(self, delta: dict[str, torch.Tensor]) -> float:
         squares = sum(float(value.double().square().sum()) for value in delta.values())
         return self._agreement.total([squares])[0] ** 0.5
-
-    def _report(self, flight: Flight, outcome: Outcome) -> RoundReport:
-        traffic = self._exchange.traffic
-        moved = (traffic.sent - self._counted[0], traffic.received - self._counted[1])
-        self._counted = (traffic.sent, traffic.received)
-        sent, received, residual, *sums = self._agreement.total(
-            [
-                *moved,
-                self.averager.residual_square(),
-                *outcome.moments.values(),
-                *outcome.theta_digest,
-            ]
-        )
-        update, error, delta, mean, product, *parts = sums
-        slowest, blocked = self._agreement.maximum(
-            [outcome.exchange_seconds, self._blocked_seconds]
-        )
-        self._blocked_seconds = 0.0
-        return RoundReport(
-            round=self.round,
-            participants=outcome.contributors,
-            bytes_sent=int(sent),
-            bytes_received=int(received),
-            exchange_seconds=slowest,
-            blocked_seconds=blocked,
-            local_steps=flight.local_steps,
-            delay=flight.delay,
-            pseudo_gradient_norm=flight.norm,
-            relative_error=_ratio(error, update) ** 0.5,
-            residual_ratio=_ratio(residual, mean) ** 0.5,
-            cosine=_ratio(product, (delta * mean) ** 0.5),
-            shared_digest=join_digests(parts),
-            tokens_total=self.state.progress.tokens_total,
-        )
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole > 0 else 0.0

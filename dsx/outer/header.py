@@ -27,6 +27,10 @@ class Header(BaseModel):
     """Tokens trained into the pseudo-gradient: its weight in the average."""
     step_seconds: float = Field(ge=0)
     exchange_seconds: float = Field(ge=0)
+    measured_rank: float = Field(ge=0)
+    """What the rank rule saw in the sender's last round; 0: nothing."""
+    step: int = Field(ge=0)
+    """Inner step of the run at which the pseudo-gradient was taken."""
 
     def to_bytes(self) -> torch.Tensor:
         """As uint8, 1-D, on the CPU."""

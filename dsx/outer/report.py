@@ -18,6 +18,9 @@ class RoundReport:
     blocked_seconds: float
     """For which the inner steps of this cluster stood still."""
     local_steps: int
+    """Inner steps that this cluster made."""
+    rank: int
+    """Of the low-rank codec of matrices; 0: another codec."""
     delay: int
     """Inner steps made between the boundary and the arrival of the average."""
     pseudo_gradient_norm: float

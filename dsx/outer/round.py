@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from dsx.errors import ExchangeError, ExchangeRefused
 from dsx.exchange.interface import Exchange, Membership, gather
 from dsx.outer.averaging import Average, Averager, Moments
+from dsx.outer.control import Control, Observed
 from dsx.outer.digest import join_digests
 from dsx.outer.header import Header, check_headers
 from dsx.outer.state import SharedState, hand_over
@@ -28,6 +29,10 @@ class Contribution:
     tokens: int
     step_seconds: float
     exchange_seconds: float
+    measured_rank: float = 0.0
+    """What the rank rule saw in the cluster's last round; 0: nothing."""
+    step: int = 0
+    """Inner step of the run at which `delta` was taken."""
     starting: bool = False
 
 
@@ -53,6 +58,8 @@ class Outcome:
     theta_digest: list[int]
     """This rank's contribution to the digest of theta, after the round."""
     moments: Moments
+    measured: list[float]
+    """What the rank rule measured on this rank, in sums."""
 
 
 class RoundExchange:
@@ -64,6 +71,8 @@ class RoundExchange:
     Args:
         identity: digest that members must have in common.
         min_clusters: contributors below which a round is not committed.
+        control: decides on the rounds to come.
+        clock: seconds, of which differences are taken.
     """
 
     def __init__(
@@ -73,12 +82,16 @@ class RoundExchange:
         averager: Averager,
         identity: str,
         min_clusters: int,
+        control: Control,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._state = state
         self._exchange = exchange
         self._averager = averager
         self._identity = identity
         self._min_clusters = min_clusters
+        self._control = control
+        self._clock = clock
         self.lock = threading.Lock()
         self.rehash()
 
@@ -114,10 +127,12 @@ class RoundExchange:
 
     def _attempt(self, contribution: Contribution) -> Outcome:
         membership = self._exchange.join()
-        began = time.perf_counter()
+        began = self._clock()
         headers = self._exchange_headers(membership, contribution)
         newest = max(header.round for header in headers)
         self._bring_up_to_date(membership, headers, newest)
+        if self._control.changes_rank:
+            self._averager.set_rank(self._state.progress.rank)
         running = [not header.starting for header in headers]
         tokens = [header.tokens if header.round == newest else 0 for header in headers]
         shares = [count / max(1, sum(tokens)) for count in tokens]
@@ -141,6 +156,8 @@ class RoundExchange:
                     for name, count in zip(membership.clusters, tokens, strict=True)
                     if count
                 }
+                observed = _observed(membership.clusters, headers, contributors)
+                self._control.decide(self._state.progress, observed)
                 self.rehash()
         else:
             self._averager.discard()
@@ -151,17 +168,21 @@ class RoundExchange:
                 len(contributors),
                 self._min_clusters,
             )
+        seconds = self._clock() - began
+        if committed:
+            self._averager.measure(average)
         return Outcome(
             committed=committed,
             cluster=membership.name,
             clusters=membership.clusters,
             contributors=contributors,
             share=shares[membership.index],
-            exchange_seconds=time.perf_counter() - began,
-            slowest_exchange=max(header.exchange_seconds for header in headers),
-            fastest_step=min((h.step_seconds for h in headers if h.step_seconds > 0), default=0.0),
+            exchange_seconds=seconds,
+            slowest_exchange=_slowest_exchange(headers),
+            fastest_step=_fastest_step(headers),
             theta_digest=self.theta_digest,
             moments=average.moments,
+            measured=average.measured,
         )
 
     def _exchange_headers(self, membership: Membership, contribution: Contribution) -> list[Header]:
@@ -173,6 +194,8 @@ class RoundExchange:
             tokens=contribution.tokens,
             step_seconds=contribution.step_seconds,
             exchange_seconds=contribution.exchange_seconds,
+            measured_rank=contribution.measured_rank,
+            step=contribution.step,
         )
         messages = gather(self._exchange, len(membership), own.to_bytes())
         headers = [
@@ -197,3 +220,24 @@ class RoundExchange:
                 newest,
                 membership.clusters[source],
             )
+
+
+def _slowest_exchange(headers: Sequence[Header]) -> float:
+    return max(header.exchange_seconds for header in headers)
+
+
+def _fastest_step(headers: Sequence[Header]) -> float:
+    return min((h.step_seconds for h in headers if h.step_seconds > 0), default=0.0)
+
+
+def _observed(
+    clusters: Sequence[str], headers: Sequence[Header], contributors: Sequence[str]
+) -> Observed:
+    own = {n: h for n, h in zip(clusters, headers, strict=True) if n in contributors}
+    return Observed(
+        exchange_seconds=_slowest_exchange(headers),
+        step_seconds=_fastest_step(headers),
+        ranks=[header.measured_rank for header in own.values() if header.measured_rank > 0],
+        paces={name: h.step_seconds for name, h in own.items() if h.step_seconds > 0},
+        step=max(header.step for header in own.values()),
+    )

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from dsx.outer.averaging import Moments
 from dsx.outer.round import Contribution, Outcome
 from dsx.outer.state import Progress
+from dsx.outer.steps import StepCounter
 
 WantsShared = Callable[[int, str], bool]
 """(round, digest of theta and outer momentum) -> whether these have to be copied."""
@@ -34,9 +35,11 @@ class OutcomeRecord(BaseModel):
     fastest_step: float
     moments: list[float]
     """Summed over the ranks of the cluster."""
+    measured: list[float]
+    """Likewise."""
 
     @staticmethod
-    def of(outcome: Outcome, moments: list[float]) -> "OutcomeRecord":
+    def of(outcome: Outcome, moments: list[float], measured: list[float]) -> "OutcomeRecord":
         return OutcomeRecord(
             committed=outcome.committed,
             cluster=outcome.cluster,
@@ -47,6 +50,7 @@ class OutcomeRecord(BaseModel):
             slowest_exchange=outcome.slowest_exchange,
             fastest_step=outcome.fastest_step,
             moments=moments,
+            measured=measured,
         )
 
     @staticmethod
@@ -62,10 +66,15 @@ class OutcomeRecord(BaseModel):
             slowest_exchange=0.0,
             fastest_step=0.0,
             moments=[],
+            measured=[],
         )
 
-    def outcome(self, theta_digest: list[int], with_moments: bool) -> Outcome:
-        """As the exchange gave it. Moments are sums over ranks, and so go to one rank only."""
+    def outcome(self, theta_digest: list[int], with_moments: bool, measures: int) -> Outcome:
+        """As the exchange gave it. What are sums over ranks goes to one rank only.
+
+        Args:
+            measures: length of what the rank rule measures.
+        """
         return Outcome(
             committed=self.committed,
             cluster=self.cluster,
@@ -77,6 +86,10 @@ class OutcomeRecord(BaseModel):
             fastest_step=self.fastest_step,
             theta_digest=theta_digest,
             moments=Moments(*self.moments) if with_moments else Moments(),
+            # A rule that was another one when this was saved measured something else.
+            measured=self.measured
+            if with_moments and len(self.measured) == measures
+            else [0.0] * measures,
         )
 
 
@@ -93,6 +106,9 @@ class FlightRecord(BaseModel):
     tokens: int
     step_seconds: float
     exchange_seconds: float
+    measured_rank: float
+    step: int
+    rank: int
     sound: bool
     """False: it was not finite, and so nothing was sent."""
     outcome: OutcomeRecord | None
@@ -104,10 +120,12 @@ class EngineRecord(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    step_in_round: int
+    steps: StepCounter
     tokens: int
     seconds: float
     share: float
+    measured_rank: float
+    """What the rank rule saw in the last round; the next header carries it."""
     last_exchange_seconds: float
     rounds_left_out: int
     delays: list[int]
@@ -155,12 +173,25 @@ class Flight:
     tokens: int
     step_seconds: float
     exchange_seconds: float
+    measured_rank: float
+    """What the rank rule saw in the round before."""
+    step: int
+    """Inner step of the run at the boundary."""
+    rank: int
+    """That it is encoded with; 0: no low rank."""
     sound: bool
     """False: it was not finite, and so nothing is sent."""
 
     def contribution(self, delta: Mapping[str, torch.Tensor] | None) -> Contribution:
         """What goes into the exchange; `delta` is None when it is not sound."""
-        return Contribution(delta, self.tokens, self.step_seconds, self.exchange_seconds)
+        return Contribution(
+            delta,
+            self.tokens,
+            self.step_seconds,
+            self.exchange_seconds,
+            self.measured_rank,
+            self.step,
+        )
 
     def record(self, outcome: OutcomeRecord | None) -> FlightRecord:
         return FlightRecord(
@@ -171,6 +202,9 @@ class Flight:
             tokens=self.tokens,
             step_seconds=self.step_seconds,
             exchange_seconds=self.exchange_seconds,
+            measured_rank=self.measured_rank,
+            step=self.step,
+            rank=self.rank,
             sound=self.sound,
             outcome=outcome,
         )

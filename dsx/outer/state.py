@@ -25,6 +25,21 @@ class Progress(BaseModel):
     """State of the delay clock."""
     contributors: dict[str, int] = {}
     """Of the last committed round: tokens by cluster."""
+    steps: int = 0
+    """Inner steps of the run in committed rounds (of the fastest cluster, where they differ)."""
+    local_steps: int = 0
+    """Inner steps (H) of the round after the newest committed one; 0 before the first start."""
+    next_local_steps: int = 0
+    """H of the round after that."""
+    rank: int = 0
+    """Of the low-rank codec, in the round after the newest committed one; 0: there is none."""
+    next_rank: int = 0
+    link_window: list[float] = []
+    """Seconds of the exchange over those of an inner step, of the last rounds."""
+    rank_window: list[float] = []
+    """What the rank rule measured, of the last rounds."""
+    paces: dict[str, float] = {}
+    """Seconds of an inner step by cluster, smoothed."""
 
 
 @dataclass

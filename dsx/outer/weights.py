@@ -47,3 +47,26 @@ class ModuleWeights:
     def store(self, tensors: Mapping[str, torch.Tensor]) -> None:
         for name, tensor in tensors.items():
             self._parameters[name].copy_(tensor)
+
+
+def rebase(
+    weights: LocalWeights,
+    old: Mapping[str, torch.Tensor],
+    new: Mapping[str, torch.Tensor],
+    *,
+    moved: bool,
+) -> None:
+    """`x = new - (old - x)`: go over to `new`, keeping the displacement made from `old`.
+
+    Args:
+        moved: False when `weights` are `old` still.
+    """
+    if not moved:
+        weights.store(new)
+        return
+    if old is new:
+        return
+    local = weights.fetch()
+    for name, value in local.items():
+        local[name] = new[name] - (old[name] - value)
+    weights.store(local)

@@ -4,8 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from dsx.settings.adapt_block import AdaptSettings, FixedRank, LinkSteps, PaperRank, PaperSteps
 from dsx.settings.base import Block, FieldError
-from dsx.settings.codec_block import CompressionSettings
+from dsx.settings.codec_block import CompressionSettings, LowRankCodec
 
 Text = Annotated[str, Field(min_length=1)]
 
@@ -148,6 +149,9 @@ class OuterSettings(Block):
         default_factory=CompressionSettings,
         description="How pseudo-gradients travel between clusters.",
     )
+    adapt: AdaptSettings = Field(
+        default_factory=AdaptSettings, description="What changes from round to round."
+    )
     timeout_seconds: float = Field(
         600.0, gt=0, description="An exchange that takes longer than this has failed."
     )
@@ -159,6 +163,49 @@ class OuterSettings(Block):
                 "delay",
                 f"is {self.delay}, but a round has {self.local_steps} steps (`local_steps`); use "
                 f'0 to {self.local_steps}, "auto" or "round"',
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _steps_rule_fits(self) -> "OuterSettings":
+        rule = self.adapt.local_steps
+        if isinstance(rule, PaperSteps) and isinstance(self.adapt.rank, FixedRank):
+            raise FieldError(
+                "adapt.local_steps.type",
+                'is "paper", which scales the steps with the rank, but the rank is "fixed"; set '
+                '`adapt.rank` to "paper" or "energy", or use "link"',
+            )
+        if isinstance(rule, LinkSteps) and not rule.min <= self.local_steps <= rule.max:
+            raise FieldError(
+                "local_steps",
+                f"is {self.local_steps}, but `adapt.local_steps` keeps it from {rule.min} to "
+                f"{rule.max}; start inside of these bounds, or widen them",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rank_rule_fits(self) -> "OuterSettings":
+        rule = self.adapt.rank
+        if isinstance(rule, FixedRank):
+            return self
+        matrices, embeddings = self.compression.matrices, self.compression.embeddings
+        if not isinstance(matrices, LowRankCodec):
+            raise FieldError(
+                "adapt.rank.type",
+                f'is "{rule.type}", but `compression.matrices` is "{matrices.type}", which has no '
+                'rank; use "lowrank" there, or "fixed" here',
+            )
+        if isinstance(embeddings, LowRankCodec) and embeddings.rank != matrices.rank:
+            raise FieldError(
+                "compression.embeddings.rank",
+                f"is {embeddings.rank}, but that of the matrices is {matrices.rank}, and "
+                "`adapt.rank` moves one rank for both; make them equal",
+            )
+        if isinstance(rule, PaperRank) and rule.min > matrices.rank:
+            raise FieldError(
+                "adapt.rank.min",
+                f"is {rule.min}, but the rank starts at {matrices.rank} "
+                f"(`compression.matrices.rank`) and never rises; use at most {matrices.rank}",
             )
         return self
 

@@ -94,7 +94,7 @@ def _params_chapter(block: type[Block], path: str) -> Iterator[str]:
 
 def _variants(blocks: Iterable[type[Block]]) -> str:
     """A table of the members of a union that `type` tells apart."""
-    lines = ["| `type` | | Keys |", "| --- | --- | --- |"]
+    lines = ["| `type` | Meaning | Keys |", "| --- | --- | --- |"]
     for block in blocks:
         keys = [
             f"`{name}` ({_type(field.annotation, field.metadata)}; {_default(field)}): "

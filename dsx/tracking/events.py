@@ -54,7 +54,8 @@ class InnerEvent:
     cluster: str
     time: float = field(default_factory=time.time)
     step: int
-    """Inner steps finished, this one included: the first line has 1."""
+    """Inner steps of the run that lie behind the cluster, this one included (the fastest cluster's,
+    where a slower one makes fewer in a round)."""
     round: int
     """Rounds committed when the step was made, from 0."""
     loss: float
@@ -87,13 +88,15 @@ class OuterEvent:
     blocked_seconds: float
     """How long inner steps stood still for this round's exchange and outer step."""
     local_steps: int
-    """Inner steps of the round (H)."""
+    """Inner steps that this cluster made in the round (H, or fewer where it is slower)."""
     codec: str
     pseudo_gradient_norm: float
     shared_digest: str
     """Digest of the shared weights after the outer step: equal on all participants."""
     tokens_total: int
     """Tokens that all clusters together have trained on since the start of the run."""
+    rank: int = 0
+    """Of the low-rank codec of matrices; 0: another codec."""
     delay: int = 0
     """Inner steps between the boundary and the arrival of the average."""
     relative_error: float = math.nan

@@ -231,6 +231,7 @@ def _row(event: InnerEvent | OuterEvent | EvalEvent, tokens: int) -> dict[str, A
         "outer/exchange_seconds": event.exchange_seconds,
         "outer/blocked_seconds": event.blocked_seconds,
         "outer/local_steps": event.local_steps,
+        "outer/rank": event.rank,
         "outer/pseudo_gradient_norm": event.pseudo_gradient_norm,
         "outer/tokens_total": event.tokens_total,
     }

@@ -49,7 +49,9 @@ class Reporter:
             )
         )
 
-    def inner(self, step: int, round_: int, lr: float, result: StepResult, batch: int) -> None:
+    def inner(
+        self, step: int, round_: int, lr: float, result: StepResult, batch: int, tokens: int
+    ) -> None:
         self._tracker.log(
             InnerEvent(
                 cluster=self._cluster,
@@ -58,7 +60,7 @@ class Reporter:
                 loss=result.loss,
                 lr=lr,
                 grad_norm=result.grad_norm,
-                tokens=step * batch,
+                tokens=tokens,
                 tokens_per_second=batch / result.seconds,
             )
         )
@@ -74,6 +76,7 @@ class Reporter:
                 exchange_seconds=report.exchange_seconds,
                 blocked_seconds=report.blocked_seconds,
                 local_steps=report.local_steps,
+                rank=report.rank,
                 codec=self._codec,
                 pseudo_gradient_norm=report.pseudo_gradient_norm,
                 shared_digest=report.shared_digest,

@@ -134,9 +134,8 @@ class ClusterRun:
             log.info("training together: %s", ", ".join(clusters))
             if not self.outer.goes_on:
                 # A cluster that comes later goes on where the others are.
-                self.step = self.outer.round * self._dsx.outer.local_steps
-        round_ = self.outer.round if self.outer is not None else 0
-        self._data = self.saver.position(clusters, self.step, round_)
+                self.step = self.outer.steps.step
+        self._data = self.saver.position(clusters, self.step, self.outer)
         blocks = self._ready.data.train
         self._batches = BatchStream(
             blocks,
@@ -227,9 +226,14 @@ class ClusterRun:
         rate = learning_rate(self.step, self._settings)
         self._batches.seek(self.step)
         result = self.engine.train_step(self._batches, rate)
-        self.step += 1
+        # The run's steps are those of the fastest cluster: one that makes fewer of its own in a
+        # round (`outer.adapt.balanced`) passes several with each, and their samples go unread.
+        self.step = self.outer.steps.next_step if self.outer is not None else self.step + 1
+        made = self.outer.steps.made + 1 if self.outer is not None else self.step
         round_ = self.outer.round if self.outer is not None else 0
-        self._report.inner(self.step, round_, rate, result, self.tokens_per_step)
+        self._report.inner(
+            self.step, round_, rate, result, self.tokens_per_step, made * self.tokens_per_step
+        )
         if self.outer is None:
             if self._evaluation_is_due():
                 self._evaluate()

@@ -107,7 +107,9 @@ class RunSaver:
         if outer is not None:
             outer.restore(self._snapshot(checkpoint, names))
 
-    def position(self, clusters: Sequence[str], step: int, round_: int) -> DataPosition:
+    def position(
+        self, clusters: Sequence[str], step: int, outer: OuterEngine | None
+    ) -> DataPosition:
         """Where this cluster reads, among `clusters`, from inner step `step` on."""
         settings = self._settings
         samples = (
@@ -127,8 +129,10 @@ class RunSaver:
         if self.found.shared is not None:
             # At a shared round all clusters take the same step for the first, whatever their own;
             # a round may be in the air and another one just before its boundary.
-            first = round_ * self._dsx.outer.local_steps
-            reached = max(reached, first + 2 * self._dsx.outer.local_steps)
+            assert outer is not None  # `require_fit` has seen to it
+            progress = outer.state.progress
+            first = progress.steps
+            reached = max(reached, first + progress.local_steps + progress.next_local_steps)
         return next_position(
             self.found.manifest.data, clusters, place, samples, min(first, step), reached
         )

@@ -16,6 +16,8 @@ def header(**changes: object) -> Header:
         "tokens": 10,
         "step_seconds": 0.1,
         "exchange_seconds": 0.2,
+        "measured_rank": 3.5,
+        "step": 60,
     }
     return Header(**(values | changes))
 
