@@ -111,7 +111,7 @@ def run_codec_bench(
         A row for each codec. Speeds are 10^9 bytes of the fp32 matrix per second.
 
         * `codec`, `entries`, `device`, `threads`, `compiled`
-        * `copy_gbps`: of an in-place copy of the matrix; measured anew for each row
+        * `copy_gbps`: of an in-place copy of the matrix, in turns with the codec
         * `encode_gbps`; `residual_gbps`, encoding and leaving the residual in place, as with
           error feedback; `decode_gbps`
         * `roofline`: "memory" or, for low rank, "matmul"; `encode_ratio`, `residual_ratio`,
@@ -162,22 +162,19 @@ def _row(settings: CodecSettings, value: Tensor, compiled: bool, repeats: int) -
     raw = 4 * value.numel()
     decoded = torch.empty(shape)
 
-    def restore() -> None:
-        work.copy_(value)
-
-    def encode() -> None:
-        codec.encode("w", value)
-
-    def encode_in_place() -> None:
-        codec.encode_with_residual("w", work, overwrite=True)
-
     body = codec.encode("w", value)
     on_gpu = value.device.type != "cpu"
-    copy = _seconds(restore, repeats, value)
-    encoding = _seconds(encode, repeats, value)
-    residual = _seconds(encode_in_place, repeats, value, before=restore)
-    decoding = _seconds(lambda: codec.decode(body, shape, decoded), repeats, decoded)
-    restore()
+    copy, encoding, residual, decoding, cpu_copy = _shortest(
+        repeats,
+        value,
+        lambda: work.copy_(value),
+        lambda: codec.encode("w", value),
+        lambda: codec.encode_with_residual("w", work, overwrite=True),
+        lambda: codec.decode(body, shape, decoded),
+        (lambda: decoded.copy_(decoded.clone())) if on_gpu else (lambda: None),
+    )
+    codec.decode(body, shape, decoded)
+    work.copy_(value)
     sent = body.numel()
     row: dict[str, Any] = {
         "codec": codec_label(settings),
@@ -191,7 +188,7 @@ def _row(settings: CodecSettings, value: Tensor, compiled: bool, repeats: int) -
         "decode_gbps": raw / decoding / 1e9,
     }
     if isinstance(settings, LowRankCodec):
-        bare = _matmul_seconds(settings.rank, value, decoded, repeats)
+        bare = _matmul_seconds(settings.rank, value, repeats)
         row |= {
             "roofline": "matmul",
             "encode_ratio": bare[0] / encoding,
@@ -199,12 +196,11 @@ def _row(settings: CodecSettings, value: Tensor, compiled: bool, repeats: int) -
             "decode_ratio": bare[2] / decoding,
         }
     else:
-        cpu_copy = _seconds(lambda: decoded.copy_(decoded.clone()), 1, decoded) if on_gpu else copy
         row |= {
             "roofline": "memory",
             "encode_ratio": (raw + sent) / encoding / (2 * raw / copy),
             "residual_ratio": (2 * raw + sent) / residual / (2 * raw / copy),
-            "decode_ratio": (raw + sent) / decoding / (2 * raw / cpu_copy),
+            "decode_ratio": (raw + sent) / decoding / (2 * raw / (cpu_copy if on_gpu else copy)),
         }
     return row | {
         "bits_per_value": 8 * sent / value.numel(),
@@ -213,37 +209,37 @@ def _row(settings: CodecSettings, value: Tensor, compiled: bool, repeats: int) -
     }
 
 
-def _matmul_seconds(
-    rank: int, value: Tensor, decoded: Tensor, repeats: int
-) -> tuple[float, float, float]:
+def _matmul_seconds(rank: int, value: Tensor, repeats: int) -> tuple[float, float, float]:
     """Time of the products in encoding, in encoding with the residual, and in decoding."""
     rows, columns = value.shape
     p, q = torch.randn(rows, rank, device=value.device), torch.randn(columns, rank).to(value.device)
     p64, q64 = p.double(), q.double()
-    factors = _seconds(lambda: (value @ q, value.T @ p), repeats, value)
-    product = _seconds(lambda: p64 @ q64.T, repeats, value)
-    p64, q64 = p64.cpu(), q64.cpu()
-    decoding = _seconds(lambda: p64 @ q64.T, repeats, decoded)
+    p64_cpu, q64_cpu = p64.cpu(), q64.cpu()
+    factors, product, decoding = _shortest(
+        repeats,
+        value,
+        lambda: (value @ q, value.T @ p),
+        lambda: p64 @ q64.T,
+        lambda: p64_cpu @ q64_cpu.T,
+    )
     return factors, factors + product, decoding
 
 
-def _seconds(
-    work: Callable[[], object],
-    repeats: int,
-    where: Tensor,
-    before: Callable[[], object] | None = None,
-) -> float:
-    """The shortest of `repeats` runs, after one that does not count."""
-    best = float("inf")
+def _shortest(repeats: int, where: Tensor, *works: Callable[[], object]) -> list[float]:
+    """The shortest time of each of `works`, in seconds.
+
+    They are run one after the other, again and again, so that whatever else the machine does
+    hits all of them; the first time does not count.
+    """
+    best = [float("inf")] * len(works)
     for attempt in range(repeats + 1):
-        if before is not None:
-            before()
-        _wait(where)
-        began = time.perf_counter()
-        work()
-        _wait(where)
-        if attempt:
-            best = min(best, time.perf_counter() - began)
+        for place, work in enumerate(works):
+            _wait(where)
+            began = time.perf_counter()
+            work()
+            _wait(where)
+            if attempt:
+                best[place] = min(best[place], time.perf_counter() - began)
     return best
 
 
