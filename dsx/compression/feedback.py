@@ -32,6 +32,11 @@ class ErrorFeedback:
             return delta.float().clone() if delta.dtype == torch.float32 else delta.float()
         return torch.add(delta, residual.to(delta.device), alpha=self.decay)
 
+    def subtract(self, name: str, value: Tensor) -> Tensor:
+        """`value - e` as a new tensor; `value` itself where nothing was left out yet."""
+        residual = self._residuals.get(name)
+        return value if residual is None else value - residual.to(value.device)
+
     def stage(self, name: str, residual: Tensor) -> None:
         """Note `v - decoded` for the commit; a later call for the same name replaces it."""
         if self.decay:

@@ -149,6 +149,10 @@ class Averager:
             self._feedback.stage(name, residual)
         self.commit()
 
+    def without_residual(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """`value - e` of one tensor; `value` itself while nothing was left out."""
+        return self._feedback.subtract(name, value)
+
     def residual_square(self) -> float:
         """||e||^2 of this rank's error feedback."""
         return self._feedback.norm() ** 2

@@ -186,7 +186,7 @@ class OuterEngine:
         self._begin_round(progress.local_steps)
         self._delays.load_state_dict(progress.delays)
         self._share = outcome.share or 1 / len(outcome.clusters)
-        self._weights.store(self.theta)
+        self._weights.store(self._base())
         return outcome.clusters
 
     def go_on(self) -> None:
@@ -299,7 +299,8 @@ class OuterEngine:
             flight.future.set_result(self._seen(record.outcome, self._agreement.is_first))
         elif record.sound:
             # Now, while theta is the one that the delta was taken from.
-            self._to_send = {name: self.theta[name] - value for name, value in flight.end.items()}
+            base = self._base()
+            self._to_send = {name: base[name] - value for name, value in flight.end.items()}
         return flight
 
     def _seen(self, record: OutcomeRecord, with_moments: bool) -> Outcome:
@@ -385,11 +386,12 @@ class OuterEngine:
     # ------------------------------------------------------------------ a round's two ends
 
     def _launch(self) -> None:
-        """The boundary: send `delta = theta - x`, and go on from `s = theta - phi delta`."""
+        """The boundary: send `delta = r - x`, r being what the round was trained on (theta, or
+        theta - e), and go on from `s = r - phi delta`."""
         began = time.perf_counter()
-        theta = self.theta
+        base = self._base()
         end = self._weights.fetch()
-        delta = {name: theta[name] - value for name, value in end.items()}
+        delta = {name: base[name] - value for name, value in end.items()}
         norm = self._norm(delta)
         # Of the newest committed round, whose average was applied before: the same everywhere.
         progress = self.state.progress
@@ -403,15 +405,15 @@ class OuterEngine:
         start = end
         sound = math.isfinite(norm)
         if not sound:
-            # Nothing sound to send: this cluster sits the round out and goes on from theta.
+            # Nothing sound to send: this cluster sits the round out and goes on from r.
             log.warning("the pseudo-gradient of round %d is not finite: left out", self.round)
             self.rounds_left_out += 1
             self._tokens = 0
-            start = end = {name: value.clone() for name, value in theta.items()}
+            start = end = {name: value.clone() for name, value in base.items()}
             self._weights.store(start)
         elif delay > 0 and self._settings.own_share != "all":
             phi = own_share(self._settings.own_share, self._settings.lr, self._share)
-            start = {name: theta[name].sub(value, alpha=phi) for name, value in delta.items()}
+            start = {name: base[name].sub(value, alpha=phi) for name, value in delta.items()}
             self._weights.store(start)
         flight = self._flight = Flight(
             future=Future(),
@@ -463,7 +465,7 @@ class OuterEngine:
         if not outcome.committed:
             self._rebase(flight.start, flight.end)
             return None
-        self._rebase(flight.start, self.theta)
+        self._rebase(flight.start, self._base())
         self._share = outcome.share
         self._last_exchange_seconds = outcome.exchange_seconds
         self._delays.observe(outcome.slowest_exchange, outcome.fastest_step)
@@ -490,6 +492,16 @@ class OuterEngine:
 
     def _rebase(self, old: dict[str, torch.Tensor], new: dict[str, torch.Tensor]) -> None:
         rebase(self._weights, old, new, moved=self.step_in_round > 0)
+
+    def _base(self) -> dict[str, torch.Tensor]:
+        """r: what a cluster trains on when nothing is in the air; own to it, never committed.
+
+        theta, or theta - e: what its codec left out of its updates stays with the cluster until
+        the others get it, instead of being taken back from it.
+        """
+        if self._settings.own_residual == "none":
+            return self.theta
+        return {name: self.averager.without_residual(name, v) for name, v in self.theta.items()}
 
     def _norm(self, delta: dict[str, torch.Tensor]) -> float:
         squares = sum(float(value.double().square().sum()) for value in delta.values())

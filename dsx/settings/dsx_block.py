@@ -134,6 +134,11 @@ class OuterSettings(Block):
         "all",
         description="How much of its own update a cluster trains on while that is on the wire.",
     )
+    own_residual: Literal["none", "all"] = Field(
+        "none",
+        description="Whether a cluster goes on training on what its codec left out of its own "
+        "updates, until that is sent (`all`).",
+    )
     lr: float = Field(0.7, gt=0, description="Outer learning rate (eta).")
     momentum: float = Field(0.7, ge=0, lt=1, description="Outer Nesterov momentum (mu).")
     min_clusters: int = Field(

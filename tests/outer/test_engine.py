@@ -63,6 +63,32 @@ def test_one_averaging_cluster_that_keeps_its_progress_is_undisturbed_by_any_del
     assert_close(cluster.engine.theta, undisturbed(23), 2e-6)
 
 
+@pytest.mark.parametrize("delay", [0, 2, "round"])
+@pytest.mark.parametrize("codec", ["sign", "int2", {"type": "topk", "fraction": 0.1}])
+def test_equal_clusters_that_keep_what_their_codec_leaves_out_are_undisturbed_by_it(
+    delay: int | str, codec: object
+) -> None:
+    """Averaging: theta' - e' = theta - e - delta, so nothing is ever taken back from a cluster."""
+    compression = {"matrices": codec, "embeddings": codec, "vectors": "sign"}
+    block = {"local_steps": 5, "delay": delay, "lr": 1.0, "momentum": 0.0}
+    losses = {}
+    for kept in ("all", "none"):
+        settings = OuterSettings.model_validate(
+            {**block, "own_residual": kept, "compression": compression}
+        )
+        clusters = make_clusters(settings, 2)
+        clusters[1].index = 0
+        run(clusters, 23)
+        losses[kept] = max(
+            float((value - undisturbed(23)[name]).abs().max())
+            for name, value in clusters[0].weights().items()
+        )
+        for name, value in clusters[0].engine.theta.items():
+            assert torch.equal(clusters[1].engine.theta[name], value)
+    assert losses["all"] < 2e-6
+    assert losses["none"] > 1e-3, "what was left out was taken back"
+
+
 @pytest.mark.parametrize("delay", [2, "round"])
 def test_one_cluster_that_keeps_nothing_follows_the_papers_recursion(delay: int | str) -> None:
     steps, rounds, lr, momentum = 5, 4, 0.5, 0.3
@@ -105,11 +131,14 @@ def test_one_cluster_that_keeps_nothing_follows_the_papers_recursion(delay: int 
     assert_close(cluster.engine.theta, theta, 1e-6)
 
 
+@pytest.mark.parametrize("own_residual", ["none", "all"])
 @pytest.mark.parametrize(("delay", "own_share"), MODES)
 def test_all_clusters_hold_the_same_shared_bits_after_every_round(
-    delay: int | str, own_share: str
+    delay: int | str, own_share: str, own_residual: str
 ) -> None:
-    settings = OuterSettings(local_steps=5, delay=delay, own_share=own_share)
+    settings = OuterSettings(
+        local_steps=5, delay=delay, own_share=own_share, own_residual=own_residual
+    )
     clusters = make_clusters(settings, 3)
     run(clusters, 23)
     digests = [[report.shared_digest for report in cluster.reports] for cluster in clusters]
@@ -119,7 +148,7 @@ def test_all_clusters_hold_the_same_shared_bits_after_every_round(
     assert digests[2] == digests[0]
     for name, value in clusters[0].engine.theta.items():
         assert torch.equal(clusters[1].engine.theta[name], value)
-        assert torch.equal(clusters[1].weights()[name], value)
+        assert own_residual == "all" or torch.equal(clusters[1].weights()[name], value)
     first, *others = [cluster.engine.state.tensors() for cluster in clusters]
     for other in others:
         assert all(torch.equal(first[name], other[name]) for name in first)

@@ -147,6 +147,7 @@ def outer_settings(delay: object, share: object, codec: str) -> OuterSettings:
             "local_steps": LOCAL_STEPS,
             "delay": delay,
             "own_share": share,
+            "own_residual": "all" if codec in ("topk", "scatter") else "none",
             "start_clusters": 2,
             "compression": CODECS[codec],
         }
