@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a fresh clone to an HF checkpoint: two clusters of two pipeline stages on this machine.
-# Arguments, for example `--set dsx.training.steps=800`, are passed on to the run.
+# Arguments, for example `--set dsx.training.steps=1000`, are passed on to the run.
 set -euo pipefail
 source "$(dirname "$0")/setup.sh"
 
@@ -18,5 +18,5 @@ cat <<END
 run folder   $run  (metrics, logs, report.html)
 checkpoint   $run/hf  (AutoModelForCausalLM.from_pretrained reads it)
 wandb run    $run/wandb  (offline without a key: \`wandb sync\` uploads it)
-go on with   ./launch/quickstart.sh --set dsx.training.steps=800
+go on with   ./launch/quickstart.sh --set dsx.training.steps=1000
 END

@@ -14,14 +14,17 @@ from dsx.cli import main
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_says_where_it_listens_and_ends_on_a_signal(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "dsx.cli.main", "coordinator", "--bind", "127.0.0.1:0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
         assert process.stdout is not None
         line = process.stdout.readline()
         url = next(word for word in line.split() if word.startswith("http://127.0.0.1:"))
         assert "--coordinator" in line
         socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=10).close()
         process.send_signal(number)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
 
 
 def test_an_address_that_is_taken_or_elsewhere_is_told_with_the_way_out(

@@ -1,20 +1,13 @@
 """The meeting point of the clusters: where it listens, and that it ends when told to."""
 
-import re
-import signal
 import socket
-import subprocess
-import sys
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from torchft.coordination import LighthouseClient
 
 from dsx.errors import LaunchError
 from dsx.exchange.coordinator import Coordinator
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 def test_clusters_find_it_at_its_address():
@@ -36,22 +29,3 @@ def test_a_port_that_is_taken_is_refused():
         bind = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(LaunchError, match=f"can't listen on {bind}"):
             Coordinator(bind)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_prints_its_address_and_serves_until_it_is_told_to_stop(
-    number: signal.Signals,
-):
-    command = [sys.executable, "-m", "dsx.cli.main", "coordinator", "--bind", "127.0.0.1:0"]
-    with subprocess.Popen(
-        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        found = re.fullmatch(r"coordinator at http://127\.0\.0\.1:(\d+)\n", line)
-        assert found
-        socket.create_connection(("127.0.0.1", int(found[1])), timeout=5).close()
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=20)
-    assert process.returncode == 0
-    assert "Traceback" not in errors
