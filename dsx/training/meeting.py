@@ -31,8 +31,8 @@ def meet(
     """Join the clusters that `coordinator` knows. Collective over the ranks of this cluster.
 
     Args:
-        bind_host: the address under which the other clusters reach this one; None takes the one
-            from which the coordinator is reached.
+        bind_host: the address under which the other clusters reach rank 0 of this one; None takes
+            the one from which the coordinator is reached, as all other ranks do.
         connect_seconds: longest wait for the coordinator.
 
     Returns:
@@ -59,7 +59,9 @@ def meet(
         raise ExchangeError(problem)
     host, port = opened
     place = ClusterAddress(cluster, rank, world_size, host, port)
-    return TorchftExchange(place, coordinator, host, timeout_seconds, connect_seconds), store
+    # The other ranks may be on other machines, where rank 0's address is not to be had.
+    own = host if rank == 0 else _own_address(read_address(coordinator))
+    return TorchftExchange(place, coordinator, own, timeout_seconds, connect_seconds), store
 
 
 def read_address(coordinator: str) -> tuple[str, int]:
