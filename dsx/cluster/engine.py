@@ -103,6 +103,7 @@ class ClusterEngine:
         self.stage_count, self.replica_count = stages, self.world_size // stages
         self.stage_index, self.replica_index = divmod(self.rank, self.replica_count)
         self.micro_batches = settings.gradient_accumulation_steps
+        self._batch_shape = (settings.train_micro_batch_size_per_gpu, settings.dsx.data.seq_len)
         with quiet_deepspeed(config.get("log_level")):
             pipeline = self._build_pipeline(build_stage, tied and stages > 1)
             full = {self.stage.hf_names[n]: p.data for n, p in self.stage.named_parameters()}
@@ -142,11 +143,17 @@ class ClusterEngine:
     def eval_loss(self, batches: Sequence[Batch]) -> float:
         """Mean loss over `batches`, the same list on every rank; the same value on every rank.
 
-        The replicas share the work. Micro-batches have the training's shape. Raises ValueError for
-        an empty list.
+        The replicas share the work. Raises ValueError for an empty list, and for a micro-batch that
+        hasn't the shape of training's, which the stages' buffers have.
         """
         if not batches:
             raise ValueError("an evaluation needs at least one micro-batch")
+        for ids, _ in batches:
+            if ids.shape != self._batch_shape:
+                raise ValueError(
+                    f"a micro-batch has the shape {tuple(ids.shape)}, but that of training is "
+                    f"{self._batch_shape}"
+                )
         own = batches[self.replica_index :: self.replica_count]
         losses = self._engine.eval_batch(
             iter(own), reduce_output=None, bcast_loss=False, num_micro_batches=len(own)

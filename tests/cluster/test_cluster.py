@@ -1,5 +1,6 @@
 """Decisions that a cluster's ranks make together, and what an engine refuses."""
 
+import math
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from tests.distributed import run_ranks
 pytestmark = pytest.mark.multiprocess
 
 
-@pytest.fixture(scope="module")
-def ranks() -> list[dict[str, Any]]:
-    raw = settings_for(2, 2, 2).model_dump(mode="json", exclude_none=True)
+@pytest.fixture(scope="module", params=["fp32", "bf16"])
+def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    settings = settings_for(2, 2, 2, bf16=request.param == "bf16")
+    raw = settings.model_dump(mode="json", exclude_none=True)
     return run_ranks("tests.cluster.workers:decide_and_refuse", 4, raw)
 
 
@@ -31,6 +33,7 @@ def test_fewer_batches_than_replicas_are_evaluated_all_the_same(
     for rank in ranks:
         assert rank["eval-same-three"] == pytest.approx(rank["eval-one"], rel=1e-6)
         assert rank["eval-none"].startswith("ValueError: an evaluation needs at least one")
+        assert "has the shape (2, 15), but that of training is (2, 16)" in rank["eval-short"]
 
 
 def test_replicas_share_a_stages_tensors(ranks: list[dict[str, Any]]) -> None:
@@ -46,6 +49,15 @@ def test_an_optimizer_that_has_not_stepped_has_moments_of_zero(
     ranks: list[dict[str, Any]],
 ) -> None:
     assert [(rank["steps-before"], rank["moments-before"]) for rank in ranks] == [(0, 0.0)] * 4
+
+
+def test_a_step_without_finite_gradients_changes_nothing(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        loss, norm = rank["poisoned"]
+        assert math.isnan(loss)
+        assert norm == math.inf
+        assert rank["poison-spread"] == []
+        assert all(map(math.isfinite, rank["cured"]))
 
 
 def test_what_cannot_be_done_is_refused_on_every_rank(ranks: list[dict[str, Any]]) -> None:

@@ -133,6 +133,8 @@ def decide_and_refuse(raw: dict[str, Any]) -> dict[str, Any]:
     rows = settings.train_micro_batch_size_per_gpu
     one = split(sequences(1)[:rows])
     seen["eval-none"] = _error(lambda: engine.eval_loss([]))
+    short = tuple(part[:, :-1] for part in one)
+    seen["eval-short"] = _error(lambda: engine.eval_loss([one, short]))
     seen["eval-one"] = engine.eval_loss([one])
     seen["eval-same-three"] = engine.eval_loss([one] * 3)
 
@@ -143,6 +145,18 @@ def decide_and_refuse(raw: dict[str, Any]) -> dict[str, Any]:
     seen["kind"] = _error(lambda: weights.fetch("momentum_buffer"))
     seen["steps-before"] = weights.optimizer_steps
     seen["moments-before"] = max(float(v.abs().max()) for v in weights.fetch("exp_avg").values())
+
+    poison = {n: torch.full_like(v, torch.nan) if "norm" in n else v for n, v in masters.items()}
+    weights.store(poison)
+    result = engine.train_step(batches(engine, settings), 1e-2)
+    seen["poisoned"] = (result.loss, result.grad_norm)
+    kept = weights.fetch()
+    seen["poison-spread"] = [
+        n for n, v in masters.items() if "norm" not in n and (v != kept[n]).any()
+    ]
+    weights.store(masters)
+    result = engine.train_step(batches(engine, settings), 1e-2)
+    seen["cured"] = (result.loss, result.grad_norm)
 
     three = dict(raw, dsx={**raw["dsx"], "pipeline": {"stages": 3}})
     seen["three-stages"] = _error(lambda: open_engine(three))
