@@ -1,5 +1,6 @@
 """The state of a rank's random number generators, as tensors."""
 
+import hashlib
 import json
 import random
 from collections.abc import Mapping
@@ -20,6 +21,14 @@ def generator_states() -> dict[str, torch.Tensor]:
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
     return states
+
+
+def seed_generators(seed: str) -> None:
+    """Start all generators from `seed`, so that a run is the same whenever it is started."""
+    number = int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=4).digest(), "little")
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)
 
 
 def restore_generators(states: Mapping[str, torch.Tensor]) -> None:

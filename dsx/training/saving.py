@@ -12,7 +12,7 @@ import torch
 from dsx.checkpoint.choosing import Choice, choose, is_finished
 from dsx.checkpoint.export import TOKENIZER
 from dsx.checkpoint.folders import Checkpoint
-from dsx.checkpoint.generators import generator_states, restore_generators
+from dsx.checkpoint.generators import generator_states, restore_generators, seed_generators
 from dsx.checkpoint.manifest import ClusterManifest, DataPosition, Layout
 from dsx.checkpoint.writer import CheckpointWriter, Job, SharedPart
 from dsx.cluster.agreement import ClusterAgreement
@@ -88,6 +88,7 @@ class RunSaver:
     def restore(self, outer: OuterEngine | None) -> None:
         """Put the found checkpoint's state into the engines, before the clusters meet."""
         checkpoint = self.found
+        seed_generators(f"{self._dsx.seed} {self._cluster} {self._engine.rank}")
         if checkpoint is None:
             return
         weights = self._engine.weights

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 VOCABULARY = 300
-STEPS = 26
+STEPS = 36
 
 
 def write_corpus(folder: Path) -> Path:

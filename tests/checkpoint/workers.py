@@ -7,6 +7,7 @@ from typing import Any
 
 from dsx.checkpoint.folders import RunFolder
 from dsx.settings import parse_settings
+from dsx.tracking.events import EvalEvent, OuterEvent, latest_by_step, read_file
 from dsx.training.preflight import preflight
 from dsx.training.run import ClusterRun, Launch
 
@@ -42,14 +43,20 @@ def train(
     return None if saved is None else str(saved)
 
 
-def stop_and_go_on(cases: list[tuple[dict[str, Any], dict[str, Any], int]], url: str) -> list[Any]:
-    """For every case (straight settings, interrupted settings, stop): both runs to their end."""
+def stop_and_go_on(
+    cases: list[tuple[dict[str, Any], dict[str, Any], int]], urls: list[list[str]]
+) -> list[Any]:
+    """For every case (straight settings, interrupted settings, stop): both runs to their end.
+
+    `urls`: for every case, the coordinators of its three launches.
+    """
     results = []
-    for straight, interrupted, stop in cases:
-        coordinator = url if straight["dsx"]["name"] == "outer" else None
-        launch = Launch("c0", coordinator, None, "auto")
-        train(straight, launch)
-        results.append((train(interrupted, launch, stop), train(interrupted, launch)))
+    for (straight, interrupted, stop), places in zip(cases, urls, strict=True):
+        joins = straight["dsx"]["name"] == "outer"
+        launches = [Launch("c0", url if joins else None, None, "auto") for url in places]
+        train(straight, launches[0])
+        saved = train(interrupted, launches[1], stop)
+        results.append((saved, train(interrupted, launches[2])))
     return results
 
 
@@ -71,3 +78,18 @@ def checksums(run_dir: Path | str, cluster: str = "c0", index: int = 0) -> dict[
     if checkpoint.shared is not None:
         files += checkpoint.shared.files.values()
     return {key: record.crc32 for file in files for key, record in file.tensors.items()}
+
+
+def history(run: Path, cluster: str = "c0") -> dict[str, Any]:
+    """What a run's metrics file says, times and speeds apart."""
+    events = read_file(run / f"metrics-{cluster}.jsonl")
+    inner = latest_by_step(events)
+    rounds = {e.round: e for e in events if isinstance(e, OuterEvent)}
+    return {
+        "losses": [(e.step, e.loss, e.grad_norm, e.lr) for e in inner],
+        "evaluations": {e.step: e.loss for e in events if isinstance(e, EvalEvent)},
+        "rounds": {
+            number: (e.shared_digest, e.pseudo_gradient_norm, e.tokens_total, e.participants)
+            for number, e in rounds.items()
+        },
+    }
