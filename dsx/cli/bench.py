@@ -8,6 +8,7 @@ HELP = "Measure this machine and this installation."
 BENCHES = {
     "overhead": "Tokens per second against a bare DeepSpeed script on the same model and data.",
     "codec": "Speed of every codec against an in-place copy.",
+    "checkpoint": "What a checkpoint costs, against an inner step and a plain file copy.",
 }
 """Name -> the one line that tells what `dsx.bench.NAME` measures."""
 

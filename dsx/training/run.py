@@ -162,7 +162,7 @@ class ClusterRun:
             self._evaluate()
         if steps > 0:
             announce("saving", self.engine.rank)
-            self._save(wait=True)
+            self.save(wait=True)
 
     def advance_to(self, step: int) -> None:
         """Inner steps up to `step`, and what falls due between them.
@@ -179,9 +179,10 @@ class ClusterRun:
         announce("saving", self.engine.rank)
         if self.outer is not None:
             self.outer.wait_for_flight(_FLIGHT_SECONDS)
-        return self._save(wait=True)
+        return self.save(wait=True)
 
-    def _save(self, *, wait: bool = False) -> Path | None:
+    def save(self, *, wait: bool = False) -> Path | None:
+        """Write a checkpoint of this moment, between two inner steps; see `RunSaver.save`."""
         return self.saver.save(self.step, self._evaluated_at, self._data, self.outer, wait=wait)
 
     def _build_stage(self, index: int) -> Stage:
@@ -238,7 +239,7 @@ class ClusterRun:
             if self._evaluation_is_due():
                 self._evaluate()
             if self.saver.is_due(self.step, 0):
-                self._save()
+                self.save()
             return
         self.outer.advance(self.tokens_per_step, result.seconds)
         self.outer.settle()
@@ -248,7 +249,7 @@ class ClusterRun:
         if self._evaluation_is_due():
             self._evaluate()
         if self.saver.is_due(self.step, report.round):
-            self._save()
+            self.save()
 
     def _evaluation_is_due(self) -> bool:
         every = self._dsx.training.eval_every

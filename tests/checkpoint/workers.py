@@ -64,7 +64,7 @@ def relayout(raw: dict[str, Any], source: str, url: str) -> None:
     """Bring the run folder `source` into another layout, and save it at once."""
     run = open_run(raw, Launch("c0", url, None, source))
     run.begin()
-    assert run.saver.save(run.step, 0, run._data, run.outer, wait=True) is not None
+    assert run.save(wait=True) is not None
     run.saver.close()
     run.abandon()
     assert run.outer is not None
