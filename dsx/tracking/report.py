@@ -16,6 +16,7 @@ from dsx.tracking.plots import (
     seconds_per_round,
     tokens_per_second,
 )
+from dsx.tracking.round_plots import adaptation_over_rounds
 from dsx.tracking.summary import RunSummary
 from dsx.tracking.svg import to_svg
 from dsx.tracking.text import DASH, bytes_text, count_text, number_text, seconds_text
@@ -74,6 +75,7 @@ def _plots(runs: Sequence[RunData]) -> list[str]:
         ("loss", "Loss over tokens", loss_over_tokens(runs)),
         ("bytes", "Bytes sent over inner steps", bytes_over_steps(runs)),
         ("speed", "Tokens per second over inner steps", tokens_per_second(runs)),
+        ("rounds", "Steps, rank, bytes and exchange over rounds", adaptation_over_rounds(runs)),
     ]
     for number, run in enumerate(runs):
         name = "Seconds of a round" if len(runs) == 1 else f"{run.label}: seconds of a round"

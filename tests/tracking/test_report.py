@@ -13,6 +13,7 @@ from dsx.tracking.events import Event
 from dsx.tracking.jsonl import JsonlSink
 from dsx.tracking.plots import MAX_POINTS, RunData, loss_over_tokens, seconds_per_round
 from dsx.tracking.report import render_report, write_report
+from dsx.tracking.round_plots import adaptation_over_rounds
 from tests.tracking.runs import cluster_events, inner_event, outer_event, run_event, write_run
 
 HOSTILE = "<script>alert(1)</script>&\"'$x^2$"
@@ -71,7 +72,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_has_every_plot_and_its_numbers(run_dir: Path):
     page = Page(render_report([run_dir]))
     plots = [name for name in page.ids if name.startswith("plot-")]
-    assert plots == ["plot-loss", "plot-bytes", "plot-speed", "plot-phases-0"]
+    assert plots == ["plot-loss", "plot-bytes", "plot-speed", "plot-rounds", "plot-phases-0"]
     assert page.tags.count("svg") == len(plots)
     for row in (
         ["tokens", "512"],
@@ -93,6 +94,20 @@ def test_the_page_has_every_plot_and_its_numbers(run_dir: Path):
         "4.0000",
         "1.0000",
     ]
+
+
+@pytest.mark.parametrize(("rank", "panels"), [(0, 3), (8, 4)])
+def test_steps_bytes_and_times_of_rounds_are_drawn_and_the_rank_if_there_is_one(
+    rank: int, panels: int
+):
+    events = [outer_event("c0", n, local_steps=20 - n, rank=rank and rank - n) for n in (1, 2, 3)]
+    figure = adaptation_over_rounds([RunData("tiny", events)])
+    assert figure is not None
+    drawn = [list(axes.lines[0].get_ydata()) for axes in figure.axes]
+    assert len(drawn) == panels
+    assert drawn[0] == [19, 18, 17]
+    assert ([7, 6, 5] in drawn) == bool(rank)
+    assert drawn[-2:] == [[500] * 3, [0.4] * 3]
 
 
 def test_the_page_loads_nothing_and_its_ids_are_unique(run_dir: Path):
