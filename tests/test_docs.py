@@ -60,7 +60,7 @@ COMMANDS = [
 ]
 
 
-class Refused(Exception):  # noqa: N818 - a finding, not a fault
+class Refused(Exception):
     """A documented command line that can't work as it is written."""
 
 

@@ -29,7 +29,7 @@ class Display(Protocol):
     def set_phase(self, cluster: str, phase: str) -> None: ...
 
 
-class Stopped(Exception):  # noqa: N818 - not an error
+class Stopped(Exception):
     """The process was asked to end by a signal."""
 
     def __init__(self, number: int) -> None:
