@@ -46,14 +46,24 @@ class Control:
     def changes_rank(self) -> bool:
         return self.rank_rule.measures != "nothing"
 
-    def prepare(self, shapes: Mapping[str, torch.Size], agreement: Agreement) -> None:
-        """Before anything is decided; collective over the cluster. Raises SettingsError as
-        `RankRule.prepare`."""
+    def prepare(
+        self, progress: Progress, shapes: Mapping[str, torch.Size], agreement: Agreement
+    ) -> None:
+        """Before anything is decided, and whenever a state was brought back: `progress` becomes
+        one that these rules allow. Collective over the cluster.
+
+        Args:
+            shapes: of this rank's tensors.
+
+        Raises:
+            SettingsError: as `RankRule.prepare`.
+        """
         if not self._prepared:
             self.rank_rule.prepare(shapes, agreement)
             self._prepared = True
+        self._conform(progress)
 
-    def conform(self, progress: Progress) -> None:
+    def _conform(self, progress: Progress) -> None:
         """Bring a new state, or one from a run with other settings, to what these allow."""
         if progress.local_steps == 0:
             progress.local_steps = progress.next_local_steps = self._settings.local_steps

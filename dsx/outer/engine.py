@@ -158,7 +158,7 @@ class OuterEngine:
             Interrupted: the process is to end.
             SettingsError: a rule of `adapt` can't be followed with this model.
         """
-        self._prepare()
+        self._control.prepare(self.state.progress, self._weights.shapes(), self._agreement)
         while True:
             arrival = Contribution(None, 0, 0.0, 0.0, starting=True)
             future = self._worker.submit(self._round.run, arrival)
@@ -265,7 +265,7 @@ class OuterEngine:
         """
         assert snapshot.shared is not None
         self.state.load(snapshot.shared, snapshot.progress)
-        self._prepare()
+        self._control.prepare(self.state.progress, self._weights.shapes(), self._agreement)
         self._round.rehash()
         record = snapshot.record
         if record is None:
@@ -282,10 +282,6 @@ class OuterEngine:
         self._delays.load_state_dict(record.delays)
         if record.flight is not None:
             self._flight = self._restored_flight(record.flight, snapshot.own)
-
-    def _prepare(self) -> None:
-        self._control.prepare(self._weights.shapes(), self._agreement)
-        self._control.conform(self.state.progress)
 
     def _restored_flight(self, record: FlightRecord, tensors: Mapping[str, torch.Tensor]) -> Flight:
         start = part(tensors, "flight_start")
@@ -398,7 +394,7 @@ class OuterEngine:
         steps, step = self.steps.in_round, self.steps.step
         self._begin_round(progress.next_local_steps)
         # Of the next round, in which the average is to be applied.
-        delay = self._delay()
+        delay = self.steps.own_part(self._delays.steps(self.steps.nominal))
         (step_seconds, exchange_seconds) = self._agreement.maximum(
             [self._seconds / steps, self._last_exchange_seconds]
         )
@@ -441,11 +437,6 @@ class OuterEngine:
     def _begin_round(self, local_steps: int) -> None:
         own = self._control.own_steps(local_steps, self.state.progress, self._name)
         self.steps.begin_round(local_steps, own)
-
-    def _delay(self) -> int:
-        """In own inner steps: a slower cluster makes fewer of them in the same time."""
-        steps = self._delays.steps(self.steps.nominal)
-        return -(-steps * self.steps.own // self.steps.nominal)
 
     def _arrive(self) -> RoundReport | None:
         """The average is due: wait for it, and keep what was made since the boundary."""

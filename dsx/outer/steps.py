@@ -39,6 +39,10 @@ class StepCounter(BaseModel):
         """Whether the round is over."""
         return self.in_round >= self.own
 
+    def own_part(self, steps: int) -> int:
+        """Own inner steps in the time of so many of the run's, rounded up."""
+        return -(-steps * self.own // self.nominal)
+
     def advance(self) -> None:
         """One inner step was made."""
         self.in_round += 1

@@ -8,6 +8,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dsx import __version__
+from dsx.errors import SettingsError
+from dsx.settings.adapt_block import AdaptSettings
 from dsx.settings.loading import parse_settings
 from dsx.settings.settings import Settings
 from dsx.simulation.inner import Inner
@@ -59,9 +61,18 @@ class RunSpec(BaseModel):
 
         `auto` is the smallest delay that a measured exchange fits into. Here nothing is sent, so
         it stands for the value it starts with: a fifth of a round.
+
+        Raises:
+            SettingsError: also for rules of `outer.adapt` that follow measured times.
         """
         settings = parse_settings(self.raw, source=self.name)
         outer = settings.dsx.outer
+        if outer.adapt.balanced or outer.adapt.local_steps.type == "link":
+            key = "balanced" if outer.adapt.balanced else "local_steps"
+            raise SettingsError(
+                f"dsx.outer.adapt.{key} follows measured times, but simulated clusters all go at "
+                'one pace and over no link; leave it out, or use "paper" for local_steps'
+            )
         if outer.delay != "auto":
             return settings
         delay = math.ceil(outer.local_steps / _AUTO_DELAY_SHARE)
@@ -76,6 +87,9 @@ class RunSpec(BaseModel):
         block = settings.dsx.model_dump(mode="json", include=set(_RELEVANT_BLOCK))
         if self.kind != "clusters":
             del block["outer"]
+        elif settings.dsx.outer.adapt == AdaptSettings():
+            # Nothing adapts: results from before there was such a block are still good.
+            del block["outer"]["adapt"]
         parts: list[Any] = [__version__, data_digest, settings.dsx.data.seq_len]
         parts += [self.kind, self.clusters, self.inner, relevant, block]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

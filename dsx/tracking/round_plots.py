@@ -20,7 +20,7 @@ _PANELS: tuple[tuple[str, str | None, Callable[[OuterEvent], float]], ...] = (
 
 def adaptation_over_rounds(runs: Sequence[RunData]) -> Figure | None:
     """A small plot of each, over rounds, a line for each cluster; rank where there is one."""
-    series = []
+    series: list[tuple[str, list[OuterEvent]]] = []
     for run in runs:
         for label, events in run.clusters(len(runs) > 1):
             # A round that was repeated after a resume counts as it was last made.
@@ -29,15 +29,15 @@ def adaptation_over_rounds(runs: Sequence[RunData]) -> Figure | None:
                 series.append((label, [rounds[number] for number in sorted(rounds)]))
     if not series:
         return None
-    ranked = any(event.rank for _, events in series for event in events)
+    ranked = any(event.rank for _, made in series for event in made)
     panels = [panel for panel in _PANELS if ranked or panel[0] != "rank"]
     with rc_context(STYLE):
         figure = Figure(figsize=(7.2, 1.3 * len(panels) + 0.8), layout="constrained")
         all_axes = figure.subplots(len(panels), 1, sharex=True)
         for axes, (title, unit, value) in zip(all_axes, panels, strict=True):
-            for index, (label, events) in enumerate(series):
-                x = [event.round for event in events]
-                y = [value(event) for event in events]
+            for index, (label, made) in enumerate(series):
+                x = [event.round for event in made]
+                y = [value(event) for event in made]
                 axes.step(x, y, where="mid", color=series_colour(index), label=label)
             axes.set_ylim(bottom=0)
             axes.set_title(title, fontsize=9)

@@ -81,9 +81,8 @@ def test_the_effective_rank_holds_its_share_and_no_smaller_one_does() -> None:
 def rounds(settings: OuterSettings, ranks: list[float]) -> list[tuple[int, int]]:
     """(rank, local steps) of the round after each commit."""
     control = Control(settings, None)
-    control.prepare(SHAPES, AloneAgreement())
     progress = Progress()
-    control.conform(progress)
+    control.prepare(progress, SHAPES, AloneAgreement())
     seen = []
     for number, rank in enumerate(ranks, start=1):
         control.decide(progress, Observed(0.0, 0.0, [rank, rank], {}, 20 * number))
@@ -187,9 +186,8 @@ def test_nothing_measured_changes_nothing() -> None:
     for rule in ({"type": "paper", "window": 1}, {"type": "energy", "budget_bytes": 10_000}):
         settings = outer(rule)
         control = Control(settings, None)
-        control.prepare(SHAPES, AloneAgreement())
         progress = Progress()
-        control.conform(progress)
+        control.prepare(progress, SHAPES, AloneAgreement())
         for number in range(3):
             control.decide(progress, Observed(0.0, 0.0, [], {}, number))
         assert (progress.rank, progress.next_rank) == (8, 8)

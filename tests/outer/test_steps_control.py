@@ -2,6 +2,7 @@
 
 import pytest
 
+from dsx.outer.agreement import AloneAgreement
 from dsx.outer.control import Control, Observed
 from dsx.outer.state import Progress
 from dsx.outer.steps import StepCounter
@@ -13,7 +14,7 @@ def decisions(settings: OuterSettings, times: list[tuple[float, float]]) -> list
     """H of the round after the next, after every commit with (exchange, step) seconds."""
     control = Control(settings, None)
     progress = Progress()
-    control.conform(progress)
+    control.prepare(progress, {}, AloneAgreement())
     taken = []
     for exchange, step in times:
         before = progress.next_local_steps
@@ -63,11 +64,11 @@ def test_steps_stay_as_they_are_without_a_measurement() -> None:
 
 def test_other_settings_than_before_change_a_restored_state() -> None:
     progress = Progress(local_steps=20, next_local_steps=30, rank=4, next_rank=3)
-    Control(OuterSettings(local_steps=7), None).conform(progress)
+    Control(OuterSettings(local_steps=7), None).prepare(progress, {}, AloneAgreement())
     assert (progress.local_steps, progress.next_local_steps) == (7, 7)
     assert (progress.rank, progress.next_rank) == (0, 0)
     progress = Progress(local_steps=20, next_local_steps=300)
-    Control(link(max=100), None).conform(progress)
+    Control(link(max=100), None).prepare(progress, {}, AloneAgreement())
     assert (progress.local_steps, progress.next_local_steps) == (20, 100)
 
 

@@ -1,5 +1,6 @@
 """From arguments to runs, and from runs to the share of the gap kept."""
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,24 @@ def test_the_digest_tells_apart_exactly_what_changes_a_result(raw: dict[str, Any
     baselines = [plan(raw, seeds=[0], baselines=["single"])[0]]
     (baselines_other,) = [plan(raw, seeds=[0], baselines=["single"], tune={"dsx.outer.lr": ["1"]})]
     assert baselines[0].digest("data") == baselines_other[0].digest("data")
+
+
+@pytest.mark.parametrize("adapt", [{"balanced": True}, {"local_steps": "link"}])
+def test_rules_that_follow_measured_times_are_refused(
+    raw: dict[str, Any], adapt: dict[str, Any]
+) -> None:
+    raw = copy.deepcopy(raw)
+    raw["dsx"].setdefault("outer", {})["adapt"] = adapt
+    with pytest.raises(SettingsError, match=rf"adapt\.{next(iter(adapt))} follows measured times"):
+        RunSpec(kind="clusters", raw=raw, clusters=2).settings()
+
+
+def test_a_rule_that_adapts_makes_another_result(raw: dict[str, Any]) -> None:
+    raw = copy.deepcopy(raw)
+    raw["dsx"].setdefault("outer", {})["compression"] = {"matrices": {"type": "lowrank", "rank": 4}}
+    fixed = RunSpec(kind="clusters", raw=raw, clusters=2).digest("data")
+    raw["dsx"]["outer"]["adapt"] = {"rank": "paper"}
+    assert RunSpec(kind="clusters", raw=raw, clusters=2).digest("data") != fixed
 
 
 def test_kept_compares_with_the_best_tuned_baselines_seed_by_seed(raw: dict[str, Any]) -> None:
