@@ -98,6 +98,8 @@ def _train(args: argparse.Namespace, rank: int) -> int:
     launch = Launch(args.cluster, args.coordinator, args.bind, args.resume)
     announce("building the model", rank)
     run = ClusterRun(settings, launch, ready)
+    again = resume_command(processes, sys.argv[1:])
+    logging.getLogger(__name__).info("after an interruption, go on with: %s", again)
     saved = run.train()
     if saved is None:
         run.close()
@@ -105,8 +107,7 @@ def _train(args: argparse.Namespace, rank: int) -> int:
     run.abandon()
     if rank == 0:
         print(
-            f"dsx: asked to end at step {run.step}; saved {saved}. Go on with:\n"
-            f"  {resume_command(processes, sys.argv[1:])}",
+            f"dsx: asked to end at step {run.step}; saved {saved}. Go on with:\n  {again}",
             file=sys.stderr,
             flush=True,
         )

@@ -61,6 +61,9 @@ def saved_since(run_dir: Path | str, cluster: str, moment: float) -> bool:
 def _newest(folder: RunFolder, cluster: str) -> Choice | None:
     listing = folder.list(cluster)
     notes = [f"passed over: {problem}" for problem in listing.damaged]
+    notes += [
+        f"{path} was never completed: its save was interrupted" for path in listing.unfinished
+    ]
     if listing.complete:
         joint = next((c for c in listing.complete if _is_joint(folder, c)), None)
         return Choice(joint or listing.complete[0], True, tuple(notes))

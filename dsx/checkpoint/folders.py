@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 SHARED = "shared"
+UNFINISHED = ".step-*"
+"""Folders of a cluster that are not complete yet."""
+REMOVED = ".removed-*"
+"""What is being deleted."""
 
 
 def rank_file(rank: int) -> str:
@@ -98,6 +102,8 @@ class Listing:
     """Newest first."""
     damaged: list[str]
     """What is wrong with the others, naming their paths."""
+    unfinished: list[Path]
+    """Left by a save that was interrupted (or that is under way)."""
 
 
 class RunFolder:
@@ -118,7 +124,7 @@ class RunFolder:
     def list(self, cluster: str) -> Listing:
         """Every checkpoint of `cluster`; folders that are being written don't count."""
         folder = self.cluster_folder(cluster)
-        found = Listing([], [])
+        found = Listing([], [], sorted(folder.glob(UNFINISHED)))
         if not folder.is_dir():
             return found
         for path in sorted(folder.iterdir()):
@@ -167,7 +173,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 def _remove(folder: Path) -> None:
     """Out of sight first: a folder that is half deleted must not look damaged."""
-    hidden = folder.with_name(f".{folder.name}.removed")
+    hidden = folder.with_name(f".removed-{folder.name}")
     try:
         folder.rename(hidden)
     except FileNotFoundError:

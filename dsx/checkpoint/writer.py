@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from dsx.checkpoint.folders import SHARED, RunFolder, rank_file
+from dsx.checkpoint.folders import REMOVED, SHARED, UNFINISHED, RunFolder, rank_file
 from dsx.checkpoint.manifest import (
     MANIFEST,
     ClusterManifest,
@@ -178,8 +178,10 @@ class CheckpointWriter:
         """The empty folder that all ranks write into."""
         parent = self._folder.cluster_folder(self._cluster)
         parent.mkdir(parents=True, exist_ok=True)
-        for leftover in parent.glob(".step-*"):
+        for leftover in parent.glob(UNFINISHED):
             log.warning("removed %s, which was never completed", leftover)
+            shutil.rmtree(leftover, ignore_errors=True)
+        for leftover in parent.glob(REMOVED):
             shutil.rmtree(leftover, ignore_errors=True)
         folder = parent / f".step-{job.manifest.step:08}"
         folder.mkdir()

@@ -203,6 +203,8 @@ def test_a_kill_anywhere_inside_the_save_leaves_a_usable_checkpoint(tmp_path: Pa
         choice = choose(folder, "c0", "auto")
         assert choice is not None
         found.append(choice.checkpoint.manifest.step)
+        # The last moments to die at are in the retention, after the rename.
+        assert bool(choice.notes) == (found[-1] == 10)
         # The next save clears up.
         save(folder, step=30, round_=3)
         assert RunFolder(folder).list("c0").complete[0].manifest.step == 30

@@ -1,0 +1,73 @@
+"""`dsx export` from real checkpoints: the weights that it names, in a folder transformers loads."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from dsx.checkpoint.export import export_run
+from dsx.checkpoint.folders import RunFolder
+from dsx.cli.main import main
+from dsx.errors import CheckpointError
+from dsx.training.run import Launch
+from tests.checkpoint.made_up import save
+from tests.checkpoint.settings import raw_settings
+from tests.distributed import run_ranks
+
+
+def assert_holds(folder: Path, expected: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").state_dict()
+    assert set(expected) <= set(loaded)
+    for name, value in expected.items():
+        assert loaded[name].dtype == dtype
+        assert torch.equal(loaded[name], value.to(dtype)), name
+
+
+@pytest.mark.multiprocess
+def test_every_kept_checkpoint_exports_the_weights_that_it_names(
+    folder: Path, coordinators: Callable[[], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"stages": 2, "tied": True, "steps": 14}
+    joined = raw_settings(folder, "joined", outer={"delay": 2}, bf16=True, **options)
+    plain = raw_settings(folder, "plain", **options)
+    run_ranks(
+        "tests.checkpoint.workers:train", 2, joined, Launch("c0", coordinators(), None, "auto")
+    )
+    run_ranks("tests.checkpoint.workers:train", 2, plain, Launch("c0", None, None, "auto"))
+
+    kept = RunFolder(folder / "joined").list("c0").complete
+    assert len(kept) == 2
+    for number, checkpoint in enumerate(kept):
+        told = export_run(folder / "joined", folder / f"hf-{number}", checkpoint=checkpoint.folder)
+        shared = dict(checkpoint.shared_tensors("theta/"))
+        assert_holds(told.output, shared, torch.bfloat16)
+        assert (told.weights, told.step) == ("shared", checkpoint.manifest.step)
+        assert told.round == checkpoint.manifest.round
+        assert told.flushed == (number == 0)
+        assert ("not flushed" in str(told)) == (number == 1)
+    assert AutoTokenizer.from_pretrained(folder / "hf-0").encode("alpha beta")
+
+    words = ["export", "--run", str(folder / "plain"), "--output", str(folder / "hf-plain")]
+    assert main(words) == 0
+    assert "the local weights of cluster c0 at step 14, fp32" in capsys.readouterr().out
+    newest = RunFolder(folder / "plain").list("c0").complete[0]
+    assert_holds(folder / "hf-plain", dict(newest.tensors("master/")), torch.float32)
+    told = export_run(folder / "plain", folder / "hf-half", dtype="bf16")
+    assert_holds(told.output, dict(newest.tensors("master/")), torch.bfloat16)
+
+
+def test_a_run_without_a_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"{tmp_path} holds no complete checkpoint"):
+        export_run(tmp_path, tmp_path / "out")
+
+
+def test_a_damaged_checkpoint_is_no_export(tmp_path: Path) -> None:
+    saved = save(tmp_path)
+    (saved / "manifest.json").write_text("{")
+    with pytest.raises(CheckpointError, match=str(saved)):
+        export_run(tmp_path, tmp_path / "out")
+    with pytest.raises(CheckpointError, match=str(saved)):
+        export_run(tmp_path, tmp_path / "out", checkpoint=saved)
+    assert not (tmp_path / "out").exists()
