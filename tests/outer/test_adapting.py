@@ -87,8 +87,10 @@ class Saved:
         cluster.engine.restore(self.snapshot)
 
 
-@pytest.mark.parametrize("over", [False, True])
-@pytest.mark.parametrize(("delay", "stop"), [(0, 33), (2, 19), ("round", 33), ("auto", 40)])
+@pytest.mark.parametrize(
+    ("delay", "stop", "over"),
+    [(0, 33, False), (2, 19, False), (2, 19, True), ("round", 33, True), ("auto", 40, False)],
+)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_resumed_run_decides_as_one_that_never_stopped(
     rule: str, delay: int | str, stop: int, over: bool
