@@ -8,6 +8,7 @@ and brought back in fresh processes, for every precision, layout, delay, own sha
 import argparse
 import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -191,6 +192,9 @@ def _start(settings: Settings, run_dir: Path, coordinator: str) -> ProcessTree:
     raw = settings.model_dump(mode="json", exclude_none=True)
     raw["dsx"]["run_dir"] = str(run_dir)
     raw["dsx"]["tracking"]["wandb"] = False
+    if raw["dsx"]["outer"]["delay"] == "auto":
+        # It follows measured times, which no two runs share: what it starts with instead.
+        raw["dsx"]["outer"]["delay"] = math.ceil(raw["dsx"]["outer"]["local_steps"] / 5)
     run_dir.mkdir(parents=True, exist_ok=True)
     file = run_dir / "settings.json"
     file.write_text(json.dumps(raw))

@@ -48,8 +48,18 @@ def choose(run_dir: Path | str, cluster: str, resume: str) -> Choice | None:
 
 
 def is_finished(checkpoint: Checkpoint, steps: int) -> bool:
-    """Whether nothing is left to do in a run of `steps` inner steps."""
-    return checkpoint.manifest.flushed and checkpoint.manifest.step >= steps
+    """Whether nothing is left to do in a run of `steps` steps (0 leaves the evaluation)."""
+    return checkpoint.manifest.flushed and 0 < steps <= checkpoint.manifest.step
+
+
+def finished(run_dir: Path | str, cluster: str, steps: int) -> bool:
+    """Whether `auto` would find nothing left to do for `cluster` in a run of `steps` steps.
+
+    Raises:
+        CheckpointError: as `choose`.
+    """
+    choice = choose(run_dir, cluster, "auto")
+    return choice is not None and choice.own and is_finished(choice.checkpoint, steps)
 
 
 def saved_since(run_dir: Path | str, cluster: str, moment: float) -> bool:

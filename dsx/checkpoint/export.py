@@ -1,8 +1,10 @@
 """From a checkpoint to a Hugging Face folder: no process group, one layer in memory at a time."""
 
+import json
+import shutil
 from collections import ChainMap
 from collections.abc import MutableMapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, cast
 
@@ -16,6 +18,9 @@ from dsx.models.export import export_hf
 Dtype = Literal["bf16", "fp32"]
 TOKENIZER = "tokenizer"
 """The tokenizer's folder in a run folder."""
+
+ORIGIN = "dsx_export.json"
+"""In an exported folder: where its weights are from. Marks it as one that may be replaced."""
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -74,7 +79,8 @@ def export_run(
 
     Args:
         run_dir: the run folder.
-        output: a folder that is empty or does not exist.
+        output: a folder that is empty or does not exist, or an earlier export, which is replaced
+            once the new one is complete.
         dtype: of the weights; by default that in which the model computed.
         checkpoint: the folder of one checkpoint; by default the newest of the run.
 
@@ -91,16 +97,21 @@ def export_run(
     layers = cast("list[MutableMapping[str, torch.Tensor]]", [weights, found.tensors("buffer/")])
     model = manifest.settings["dsx"]["model"]
     tokenizer = Path(run_dir) / TOKENIZER
+    output = Path(output)
+    replaces = (output / ORIGIN).is_file()
+    target = output.with_name(f"{output.name}.new") if replaces else output
+    if replaces:
+        shutil.rmtree(target, ignore_errors=True)
     export_hf(
         config_from_dict(manifest.model),
         ChainMap(*layers),
         tokenizer if tokenizer.is_dir() else None,
-        output,
+        target,
         _DTYPES[chosen],
         generation_from=model["path"] if model["init"] == "pretrained" else None,
     )
-    return Exported(
-        output=Path(output),
+    exported = Exported(
+        output=output,
         checkpoint=found.folder,
         cluster=manifest.cluster,
         weights="shared" if shared else "local",
@@ -109,3 +120,8 @@ def export_run(
         flushed=manifest.flushed,
         dtype=chosen,
     )
+    (target / ORIGIN).write_text(json.dumps(asdict(exported), default=str, indent=1) + "\n")
+    if replaces:
+        shutil.rmtree(output)
+        target.rename(output)
+    return exported

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HF_DIR",
         type=Path,
         required=True,
-        help="the folder to write; it must be empty or not exist",
+        help="the folder to write: empty, new, or an earlier export, which is replaced",
     )
     parser.add_argument(
         "--dtype",

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     preflight(settings, processes)
 
-    from dsx.checkpoint.choosing import saved_since
+    from dsx.checkpoint.choosing import finished, saved_since
     from dsx.cluster.launch import cluster_names, plan_launches, visible_gpus
     from dsx.cluster.supervise import Stopped, run_clusters
     from dsx.exchange.coordinator import Coordinator
@@ -62,6 +62,15 @@ def run(args: argparse.Namespace) -> int:
     from dsx.training.stopping import EXIT_STOPPED
 
     run_dir = settings.dsx.run_dir
+    names = cluster_names(args.clusters)
+    steps = settings.dsx.training.steps
+    if args.resume == "auto" and all(finished(run_dir, name, steps) for name in names):
+        print(
+            f"this run has finished: {run_dir} holds checkpoints of all {steps} steps; raise "
+            "dsx.training.steps to go on, or choose another dsx.run_dir"
+        )
+        print_summary(run_dir)
+        return 0
     with Coordinator("127.0.0.1:0", settings.dsx.outer.timeout_seconds) as coordinator:
         launches = plan_launches(
             [*settings_arguments(args), "--checked", "--resume", args.resume],
@@ -71,7 +80,6 @@ def run(args: argparse.Namespace) -> int:
             lambda cluster: log_path(run_dir, cluster),
             gpus=visible_gpus(),
         )
-        names = cluster_names(args.clusters)
         print(f"run folder: {run_dir} (logs in {log_path(run_dir, names[0]).parent})", flush=True)
         try:
             with RunProgress(run_dir, names, settings.dsx.training.steps) as progress:

@@ -138,6 +138,7 @@ def test_finished_means_flushed_at_the_last_step(tmp_path: Path) -> None:
     checkpoint = RunFolder(tmp_path).list("c0").complete[0]
     assert is_finished(checkpoint, 20)
     assert not is_finished(checkpoint, 21)
+    assert not is_finished(checkpoint, 0)  # which asks for an evaluation
     save(tmp_path, "c0", 20, round_=2, **FLYING)
     assert not is_finished(RunFolder(tmp_path).list("c0").complete[0], 20)
 

@@ -1,5 +1,6 @@
 """`dsx export` from real checkpoints: the weights that it names, in a folder transformers loads."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dsx.checkpoint.export import export_run
+from dsx.checkpoint.export import ORIGIN, export_run
 from dsx.checkpoint.folders import RunFolder
 from dsx.cli.main import main
-from dsx.errors import CheckpointError
+from dsx.errors import CheckpointError, ModelError
 from dsx.training.run import Launch
 from tests.checkpoint.made_up import save
 from tests.checkpoint.settings import raw_settings
@@ -56,6 +57,17 @@ def test_every_kept_checkpoint_exports_the_weights_that_it_names(
     assert_holds(folder / "hf-plain", dict(newest.tensors("master/")), torch.float32)
     told = export_run(folder / "plain", folder / "hf-half", dtype="bf16")
     assert_holds(told.output, dict(newest.tensors("master/")), torch.bfloat16)
+
+    again = export_run(folder / "plain", folder / "hf-0")  # an earlier export is replaced
+    assert_holds(again.output, dict(newest.tensors("master/")), torch.float32)
+    origin = json.loads((folder / "hf-0" / ORIGIN).read_text())
+    assert (origin["weights"], origin["step"]) == ("local", 14)
+    assert not list(folder.glob("*.new")) + list(folder.glob("*.partial"))
+    (folder / "mine").mkdir()
+    (folder / "mine" / "thesis.txt").write_text("three years of work")
+    with pytest.raises(ModelError, match="mine' is not empty"):
+        export_run(folder / "plain", folder / "mine")
+    assert (folder / "mine" / "thesis.txt").exists()
 
 
 def test_a_run_without_a_checkpoint_is_named(tmp_path: Path) -> None:

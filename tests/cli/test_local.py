@@ -9,6 +9,7 @@ from dsx.cli import local
 from dsx.cluster import launch
 from dsx.errors import LaunchError, SettingsError
 from dsx.training import preflight
+from tests.checkpoint.made_up import save
 from tests.cluster.fake_deepspeed import FakeDeepSpeed
 from tests.settings.files import changed, written
 from tests.tracking.runs import write_run
@@ -71,6 +72,21 @@ def test_all_clusters_are_started_together_and_a_summary_ends_the_run(
     assert "held-out loss of the shared weights" in output
     assert "2.0000 (1.4427 bits per byte)" in output
     assert "16.0 times as much" in output
+
+
+def test_a_finished_run_says_so_and_starts_nothing(
+    settings: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+):
+    fake = use(monkeypatch, tmp_path, c0="succeed", c1="succeed")
+    write_run(tmp_path / "run")
+    for cluster in ("c0", "c1"):
+        save(tmp_path / "run", cluster, step=70, round_=2)
+    assert call("--deepspeed_config", str(settings), "--set", "dsx.training.steps=70") == 0
+    assert "this run has finished" in capfd.readouterr().out
+    assert fake.pids() == {}
 
 
 def test_a_failed_cluster_fails_the_command_with_its_error(
