@@ -100,14 +100,14 @@ def _train(args: argparse.Namespace, rank: int) -> int:
     run = ClusterRun(settings, launch, ready)
     again = resume_command(processes, sys.argv[1:])
     logging.getLogger(__name__).info("after an interruption, go on with: %s", again)
-    saved = run.train()
-    if saved is None:
+    if run.train():
         run.close()
         return 0
     run.abandon()
     if rank == 0:
+        what = f"saved {run.saved}" if run.saved is not None else "nothing was trained yet"
         print(
-            f"dsx: asked to end at step {run.step}; saved {saved}. Go on with:\n  {again}",
+            f"dsx: asked to end at step {run.step}; {what}. Go on with:\n  {again}",
             file=sys.stderr,
             flush=True,
         )

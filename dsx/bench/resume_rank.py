@@ -36,8 +36,7 @@ def main() -> None:
         launch = Launch(arguments.cluster, request["coordinator"], None, "auto")
         run = _StoppingRun(settings, launch, ready)
         run.stop = request["stop"]
-        stopped = run.train() is not None
-        if stopped != (run.stop is not None):
+        if run.train() == (run.stop is not None):
             sys.exit(f"the run of {settings.dsx.run_dir} ended at step {run.step}")
         run.saver.close()
         run.abandon()

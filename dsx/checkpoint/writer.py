@@ -97,6 +97,7 @@ class CheckpointWriter:
         self._agreement = agreement
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Path] | None = None
+        self._last: Path | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -122,7 +123,9 @@ class CheckpointWriter:
             CheckpointError: it could not be written.
         """
         pending, self._pending = self._pending, None
-        return pending.result() if pending is not None else None
+        if pending is not None:
+            self._last = pending.result()
+        return self._last
 
     def close(self) -> None:
         """Finish writing; a failure is told."""

@@ -166,6 +166,8 @@ class OuterEngine:
             outcome = future.result()
             if outcome.committed or len(outcome.clusters) >= self._settings.start_clusters:
                 break
+            if self._agreement.maximum([float(self._stop_wanted())])[0]:
+                raise Interrupted
             time.sleep(_START_PAUSE_SECONDS)
         self._name = outcome.cluster
         if self._restored_round is not None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsx.checkpoint.manifest import DataPosition
 from dsx.cluster.engine import ClusterEngine
 from dsx.cluster.schedule import learning_rate
 from dsx.data.batches import BatchStream, heldout_batches
@@ -74,6 +75,9 @@ class ClusterRun:
             self._dsx.training.eval_batches,
         )
         self.outer: OuterEngine | None = None
+        self._data: DataPosition | None = None
+        self.saved = self.saver.found.folder if self.saver.found is not None else None
+        """The checkpoint that a run which was asked to end goes on from."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -85,11 +89,12 @@ class ClusterRun:
             * self._dsx.data.seq_len
         )
 
-    def train(self) -> Path | None:
+    def train(self) -> bool:
         """All inner steps that are left, the flush, the last evaluation and checkpoint.
 
         Returns:
-            None when the run is over; the last checkpoint when it was asked to end before.
+            whether the run is over: False when it was asked to end before; `saved` is then what
+            it goes on from.
         """
         found = self.saver.found
         if self.saver.finished and found is not None:
@@ -99,14 +104,15 @@ class ClusterRun:
                 found.manifest.step,
                 self._dsx.training.steps,
             )
-            return None
+            return True
         self._report.run(self._settings, self._ready)
         try:
             self.begin()
             self._train()
         except Interrupted:
-            return self._stop()
-        return None
+            self._stop()
+            return False
+        return True
 
     def close(self) -> None:
         """Leave the other clusters, then end this one."""
@@ -174,15 +180,18 @@ class ClusterRun:
             if self._stops.agreed():
                 raise Interrupted
 
-    def _stop(self) -> Path | None:
+    def _stop(self) -> None:
         """Asked to end: save what there is."""
+        if self._data is None:
+            return  # still waiting for the others: nothing has changed since the last checkpoint
         announce("saving", self.engine.rank)
         if self.outer is not None:
             self.outer.wait_for_flight(_FLIGHT_SECONDS)
-        return self.save(wait=True)
+        self.saved = self.save(wait=True)
 
     def save(self, *, wait: bool = False) -> Path | None:
         """Write a checkpoint of this moment, between two inner steps; see `RunSaver.save`."""
+        assert self._data is not None
         return self.saver.save(self.step, self._evaluated_at, self._data, self.outer, wait=wait)
 
     def _build_stage(self, index: int) -> Stage:

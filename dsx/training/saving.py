@@ -177,7 +177,12 @@ class RunSaver:
             return None
         flushed = outer is None or outer.is_flushed
         if self._saved == (step, flushed):
-            return self.writer.wait() if wait else None
+            if not wait:
+                return None
+            try:
+                return self.writer.wait()
+            except CheckpointError as error:
+                log.warning("%s; once more", error)
         snapshot = outer.snapshot(self._wants_shared) if outer is not None else None
         job = Job(
             self._manifest(step, evaluated_at, data, snapshot, flushed),

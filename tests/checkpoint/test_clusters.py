@@ -88,3 +88,12 @@ def test_clusters_join_and_leave_between_launches(
     steps = [entry[0] for entry in history(run, "c0")["losses"]]
     assert steps == list(range(1, STEPS + 1))
     assert history(run, "c0")["rounds"][max(history(run, "c0")["rounds"])][3] == ["c0"]
+
+
+def test_a_cluster_asked_to_end_while_it_waits_for_the_others_ends_as_it_was(
+    folder: Path, coordinators: Callable[[], str]
+) -> None:
+    raw = raw_settings(folder, "waiting", outer={"start_clusters": 2})
+    words = Launch("c0", coordinators(), None, "auto")
+    assert run_ranks("tests.checkpoint.workers:train", 1, raw, words, 0, False) == ["None"]
+    assert not (folder / "waiting" / "checkpoints").exists()

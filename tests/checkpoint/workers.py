@@ -13,9 +13,15 @@ from dsx.training.run import ClusterRun, Launch
 
 
 class StoppingRun(ClusterRun):
-    """Gets a SIGTERM after inner step `stop`, on its last rank only."""
+    """Gets a SIGTERM after inner step `stop` (0: before it meets the others), on its last rank
+    only."""
 
     stop: int | None = None
+
+    def begin(self) -> None:
+        if self.stop == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        super().begin()
 
     def _inner_step(self) -> None:
         super()._inner_step()
@@ -35,12 +41,12 @@ def train(
     """One launch; returns the folder of the checkpoint that a stopped one left."""
     run = open_run(raw, launch)
     run.stop = stop
-    saved = run.train()
+    over = run.train()
     run.saver.close()
     run.abandon()
     if run.outer is not None and close:
         run.outer.close()
-    return None if saved is None else str(saved)
+    return None if over else str(run.saved)
 
 
 def stop_and_go_on(
