@@ -145,11 +145,12 @@ def run_resume_bench(
 def _kills(
     settings: Settings, kills: int, chance: random.Random, folder: Path, say: Any
 ) -> Iterator[tuple[float, bool]]:
-    """(moment in seconds, whether the end was the same) of every kill."""
-    began = time.monotonic()
-    expected = _whole_run(settings, folder / "undisturbed")
-    duration = time.monotonic() - began
-    say(f"undisturbed: {duration:.1f} s, shared digest {expected}")
+    """(moment in seconds after the first step, whether the end was the same) of every kill."""
+    undisturbed = folder / "undisturbed"
+    expected = _whole_run(settings, undisturbed)
+    first = _metrics(undisturbed, "inner")[0]["time"]
+    duration = max(_metrics(undisturbed, kind)[-1]["time"] for kind in ("outer", "eval")) - first
+    say(f"undisturbed: {duration:.1f} s of training, shared digest {expected}")
     for number in range(kills):
         moment = chance.uniform(0.0, duration)
         run_dir = folder / f"killed-{number}"
@@ -173,11 +174,13 @@ def _whole_run(settings: Settings, run_dir: Path) -> str:
 
 
 def _killed_run(settings: Settings, run_dir: Path, moment: float) -> int:
-    """Start it, kill it after `moment` seconds; returns the inner step that it had reached."""
+    """Start it, kill it `moment` seconds after its first inner step; returns the last one."""
     from dsx.exchange.coordinator import Coordinator
 
     with Coordinator("127.0.0.1:0") as coordinator:
         tree = _start(settings, run_dir, coordinator.address)
+        while not _metrics(run_dir, "inner") and tree.exit_code() is None:
+            time.sleep(0.05)
         until = time.monotonic() + moment
         while time.monotonic() < until and tree.exit_code() is None:
             time.sleep(0.02)

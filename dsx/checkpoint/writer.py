@@ -22,6 +22,7 @@ from dsx.checkpoint.manifest import (
     ClusterManifest,
     FileRecord,
     SharedManifest,
+    read_manifest,
     sync_folder,
     write_manifest,
 )
@@ -258,6 +259,8 @@ class CheckpointWriter:
                 sync_folder(shared)
                 write_manifest(shared, SharedManifest(progress=job.shared.progress, files=files))
                 sync_folder(shared.parent)
+        if job.shared is not None:
+            read_manifest(self._folder.path / SHARED / job.shared.name, SharedManifest)
         listing = self._folder.list(self._cluster)
         sequence = 1 + max((c.manifest.sequence for c in listing.complete), default=0)
         manifest = job.manifest.model_copy(update={"sequence": sequence, "files": own})

@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,19 @@ def test_a_file_that_another_cluster_never_ends_is_written_after_all(
     assert torch.equal(
         open_checkpoint(saved).shared_tensors("theta/")["b.bias"], values(1002)["b.bias"]
     )
+
+
+def test_a_checkpoint_whose_shared_part_has_gone_is_not_completed(tmp_path: Path) -> None:
+    shared = open_checkpoint(save(tmp_path, "c0", 10, round_=2)).shared_folder
+    prepared = job("c1", 11, round_=2)
+    assert prepared.shared is not None
+    own = writer(tmp_path, "c1")
+    assert own.has_shared(shared.name)
+    (shared / rank_file(0)).unlink()
+    own.start(replace(prepared, shared=replace(prepared.shared, tensors=None)))
+    with pytest.raises(CheckpointError, match=f"{shared} is damaged"):
+        own.wait()
+    assert RunFolder(tmp_path).list("c1").complete == []
 
 
 def test_only_the_newest_are_kept_and_shared_parts_as_long_as_a_cluster_needs_them(
