@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--blocks", type=int, default=5, help="measurements; the median counts")
     parser.add_argument(
-        "--steps", type=int, default=10, help="inner steps of each side in a measurement"
+        "--steps", type=int, default=20, help="inner steps of each side in a measurement"
     )
 
 
@@ -55,7 +55,7 @@ def run_overhead_bench(
     deepspeed_config: str | Path,
     overrides: Sequence[str] = (),
     blocks: int = 5,
-    steps: int = 10,
+    steps: int = 20,
 ) -> dict[str, Any]:
     """Measure on `dsx.pipeline.stages` ranks that it starts on this machine.
 

@@ -19,6 +19,7 @@ keep fp32 masters and moments, cut among the replicas of a stage. The optimizer 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
 
 import deepspeed
@@ -113,10 +114,8 @@ class ClusterEngine:
             self._engine = deepspeed.initialize(
                 model=pipeline, optimizer=self.optimizer, config=config
             )[0]
-        if self.replica_count == 1 and self._engine.using_bf16_optimizer:
-            # DeepSpeed would copy all gradients into a flat buffer, average it with nobody, and
-            # copy it back.
-            self._engine.pipeline_enable_backward_allreduce = False
+        if self._engine.using_bf16_optimizer:
+            self._skip_idle_passes()
         self.agreement = ClusterAgreement()
         self.weights = self._link_weights(pipeline)
         # DeepSpeed fills bf16's masters from weights it has rounded; give them all their bits.
@@ -192,6 +191,15 @@ class ClusterEngine:
                 tied and self.stage_index > 0 and parameter is self.stage.tied_parameter
             )
         return pipeline
+
+    def _skip_idle_passes(self) -> None:
+        """Passes over all fp32 gradients that DeepSpeed makes in a bf16 step, to no effect."""
+        if self.replica_count == 1:
+            # It would copy them into a flat buffer, average it with nobody, and copy it back.
+            self._engine.pipeline_enable_backward_allreduce = False
+        # It would zero them a second time: its step() ends with that.
+        wrapped = self._engine.optimizer
+        wrapped.zero_grad = partial(wrapped.clear_lp_grads, set_to_none=True)
 
     def _link_weights(self, pipeline: PipelineModule) -> MasterWeights:
         named = dict(self.stage.named_parameters())
