@@ -1,7 +1,9 @@
 """How the ranks of one cluster come to one decision."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
+
+import torch
 
 
 class Agreement(Protocol):
@@ -31,3 +33,9 @@ class AloneAgreement:
 
     def total(self, values: Sequence[float]) -> list[float]:
         return list(values)
+
+
+def total_norm(tensors: Mapping[str, torch.Tensor], agreement: Agreement) -> float:
+    """The 2-norm of tensors that are spread over the ranks of a cluster (collective)."""
+    squares = sum(float(value.double().square().sum()) for value in tensors.values())
+    return agreement.total([squares])[0] ** 0.5

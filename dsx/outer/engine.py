@@ -15,7 +15,7 @@ import torch
 
 from dsx.errors import ExchangeError, ExchangeRefused
 from dsx.exchange.interface import Exchange
-from dsx.outer.agreement import Agreement, AloneAgreement
+from dsx.outer.agreement import Agreement, AloneAgreement, total_norm
 from dsx.outer.averaging import Averager
 from dsx.outer.control import Control
 from dsx.outer.digest import join_digests, shapes_digest
@@ -390,7 +390,7 @@ class OuterEngine:
         base = self._base()
         end = self._weights.fetch()
         delta = {name: base[name] - value for name, value in end.items()}
-        norm = self._norm(delta)
+        norm = total_norm(delta, self._agreement)
         # Of the newest committed round, whose average was applied before: the same everywhere.
         progress = self.state.progress
         steps, step = self.steps.in_round, self.steps.step
@@ -495,7 +495,3 @@ class OuterEngine:
         if self._settings.own_residual == "none":
             return self.theta
         return {name: self.averager.without_residual(name, v) for name, v in self.theta.items()}
-
-    def _norm(self, delta: dict[str, torch.Tensor]) -> float:
-        squares = sum(float(value.double().square().sum()) for value in delta.values())
-        return self._agreement.total([squares])[0] ** 0.5
