@@ -13,11 +13,15 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from dsx.cli.common import add_settings_arguments, settings_from
 from dsx.cli.main import explain_file_error
 from dsx.errors import DsxError, SettingsError
 from dsx.tracking.phases import announce
+
+_DEFAULT_PORT = "29500"
+"""Where `deepspeed` lets rank 0 listen when it is not told."""
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -69,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         format=f"%(asctime)s {args.cluster}/{rank} %(levelname)s %(message)s",
     )
     try:
-        return _train(args, rank)
+        with ExitStack() as until_the_end:
+            return _train(args, rank, until_the_end)
     except DsxError as error:
         print(f"dsx: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 2 if isinstance(error, SettingsError) else 1
@@ -81,10 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _train(args: argparse.Namespace, rank: int) -> int:
+def _train(args: argparse.Namespace, rank: int, until_the_end: ExitStack) -> int:
     settings = settings_from(args)
     announce("loading libraries", rank)
     # Heavy imports come after the settings are known to be good.
+    from dsx.training.holding import held
     from dsx.training.meeting import read_address
     from dsx.training.preflight import preflight
     from dsx.training.run import ClusterRun, Launch
@@ -95,6 +101,8 @@ def _train(args: argparse.Namespace, rank: int) -> int:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     announce("preparing data, checking the model", rank)
     ready = preflight(settings, processes, check_split=rank == 0 and not args.checked)
+    if rank == 0:
+        until_the_end.enter_context(held(settings.dsx.run_dir, args.cluster))
     launch = Launch(args.cluster, args.coordinator, args.bind, args.resume)
     announce("building the model", rank)
     run = ClusterRun(settings, launch, ready)
@@ -124,7 +132,12 @@ def resume_command(processes: int, words: Sequence[str]) -> str:
             next(rest, None)  # what was saved now is newer than what that names
         elif not word.startswith(("--local_rank", "--resume=")):
             own.append(word)
-    return shlex.join(["deepspeed", "--num_gpus", str(processes), "--module", "dsx.train", *own])
+    # The launcher takes its own arguments away from the words; another port than the default was
+    # chosen because a second launch shares this machine.
+    port = os.environ.get("MASTER_PORT", _DEFAULT_PORT)
+    chosen = [] if port == _DEFAULT_PORT else ["--master_port", port]
+    launcher = ["deepspeed", "--num_gpus", str(processes), *chosen, "--module", "dsx.train"]
+    return shlex.join([*launcher, *own])
 
 
 if __name__ == "__main__":

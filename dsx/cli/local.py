@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from dsx.exchange.coordinator import Coordinator
     from dsx.tracking.progress import RunProgress, log_path
     from dsx.tracking.summary_table import print_summary
+    from dsx.training.holding import held
     from dsx.training.stopping import EXIT_STOPPED
 
     run_dir = settings.dsx.run_dir
@@ -71,6 +72,9 @@ def run(args: argparse.Namespace) -> int:
         )
         print_summary(run_dir)
         return 0
+    for name in names:
+        with held(run_dir, name):  # each cluster's rank 0 takes it again
+            pass
     with Coordinator("127.0.0.1:0", settings.dsx.outer.timeout_seconds) as coordinator:
         launches = plan_launches(
             [*settings_arguments(args), "--checked", "--resume", args.resume],

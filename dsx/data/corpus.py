@@ -46,11 +46,15 @@ class FileCorpus:
         Raises:
             DataError: a file can't be read as what its suffix says.
         """
+        features = datasets.Features({"text": datasets.Value("large_string")})
+        if next(_documents_of_files(self.files, self.text_field), None) is None:
+            # `from_generator` fails on a generator that yields nothing.
+            return datasets.Dataset.from_dict({"text": []}, features=features)
         try:
             return datasets.Dataset.from_generator(
                 _documents_of_files,
                 gen_kwargs={"files": self.files, "text_field": self.text_field},
-                features=datasets.Features({"text": datasets.Value("large_string")}),
+                features=features,
                 # A folder of its own: `datasets` would look for an older result in a shared one, by
                 # a fingerprint of the paths that knows nothing of the contents.
                 cache_dir=tempfile.mkdtemp(dir=scratch),

@@ -32,6 +32,11 @@ def test_a_text_file_is_one_document_with_its_line_ends(tmp_path: Path) -> None:
     assert texts(["a.txt", "b.txt", "c.md"]) == ["first\r\nnaïve\n\n", "third"]
 
 
+def test_files_without_any_text_are_no_documents(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"")
+    assert texts("a.txt") == []
+
+
 def test_globs_are_sorted_and_reach_into_folders(tmp_path: Path) -> None:
     for name in ("b", "a", "deep/c"):
         file = tmp_path / "in" / f"{name}.txt"

@@ -1,0 +1,47 @@
+"""A run folder takes one launch of each cluster at a time.
+
+Two would write into the same metrics and remove each other's checkpoints.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import filelock
+
+from dsx.errors import LaunchError
+
+_PATIENCE = 10.0
+"""Seconds in which processes that were just killed let go of the folder."""
+
+
+@contextmanager
+def held(run_dir: str | Path, cluster: str, patience: float = _PATIENCE) -> Iterator[None]:
+    """Keep other launches of this cluster out of the run folder.
+
+    The lock ends with the process, however that ends; the file stays.
+
+    Args:
+        patience: seconds to wait for a launch before this one to end.
+
+    Raises:
+        LaunchError: another launch of this cluster still runs in the folder.
+    """
+    folder = Path(run_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(folder / f".{cluster}.lock", timeout=patience)
+    try:
+        lock.acquire()
+    except filelock.Timeout as error:
+        raise LaunchError(
+            f"cluster {cluster!r} of another launch is running in {str(folder)!r}; wait for it, "
+            "stop it, or choose another dsx.run_dir"
+        ) from error
+    except NotImplementedError:
+        # A file system without locks: nothing to hold on to.
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()
