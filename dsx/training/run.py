@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsx.checkpoint.manifest import DataPosition
+from torch.distributed import TCPStore
+
 from dsx.cluster.engine import ClusterEngine
 from dsx.cluster.schedule import learning_rate
 from dsx.data.batches import BatchStream, heldout_batches
@@ -207,7 +209,7 @@ class ClusterRun:
             load_pretrained(stage, pretrained)
         return stage
 
-    def _join_clusters(self):  # type: ignore[no-untyped-def]
+    def _join_clusters(self) -> tuple[OuterEngine | None, TCPStore | None]:
         if self._launch.coordinator is None:
             return None, None
         exchange, store = meet(
