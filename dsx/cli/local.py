@@ -4,8 +4,10 @@ import argparse
 import shlex
 import signal
 import sys
+import time
 
 from dsx.cli.common import add_settings_arguments, count, settings_arguments, settings_from
+from dsx.errors import LaunchError
 
 HELP = "Start several clusters on this machine."
 
@@ -85,9 +87,16 @@ def run(args: argparse.Namespace) -> int:
             gpus=visible_gpus(),
         )
         print(f"run folder: {run_dir} (logs in {log_path(run_dir, names[0]).parent})", flush=True)
+        started = time.time()
         try:
             with RunProgress(run_dir, names, settings.dsx.training.steps) as progress:
                 run_clusters(launches, progress)
+        except LaunchError as error:
+            if not all(saved_since(run_dir, name, started) for name in names):
+                raise
+            raise LaunchError(
+                f"{error}\ndsx: to go on from the last save:\n  {_again()}"
+            ) from error
         except Stopped as stopped:
             print(f"dsx: ended by {stopped}; no process is left", file=sys.stderr)
             if not all(saved_since(run_dir, name, stopped.time) for name in names):

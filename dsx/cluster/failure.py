@@ -1,12 +1,14 @@
 """What to show of a failed cluster's log: the cause, not what followed from it."""
 
 import re
+import signal
 from pathlib import Path
 
 _OWN_ERROR = re.compile(r"dsx: (?P<name>\w+Error): (?P<message>.*)")
 _TRACEBACK = "Traceback (most recent call last)"
-# What DeepSpeed's launcher says about its own doings, and the end that it puts to the others.
-_NOISE = re.compile(r"\[(launch|runner)\.py:\d+:\w+\]")
+# What DeepSpeed's launcher says about its own doings, and the end that it puts to the others; what
+# was for the progress display.
+_NOISE = re.compile(r"\[(launch|runner)\.py:\d+:\w+\]|\[dsx\] phase: ")
 _LAST_LINES = 15
 _TRACEBACK_LINES = 30
 _FAR = 400
@@ -30,6 +32,16 @@ def first_error(log: Path, start: int = 0) -> str:
         if _TRACEBACK in line:
             return "\n".join(near[number : number + _TRACEBACK_LINES])
     return "\n".join(lines[-_LAST_LINES:]) or "it left no output"
+
+
+def explain_exit(code: int) -> str:
+    """An exit code in words: the launcher's for a rank that a signal ended is 256 - the signal."""
+    try:
+        name = signal.Signals(256 - code).name
+    except ValueError:
+        return f"exit code {code}"
+    more = "; the system does that when memory runs out" if name == "SIGKILL" else ""
+    return f"exit code {code} (a process was ended by {name}{more})"
 
 
 def is_consequence(error: str) -> bool:

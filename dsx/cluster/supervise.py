@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
 
-from dsx.cluster.failure import first_error, is_consequence
+from dsx.cluster.failure import explain_exit, first_error, is_consequence
 from dsx.cluster.launch import ClusterLaunch
 from dsx.cluster.processes import ProcessTree, end_all
 from dsx.errors import LaunchError
@@ -128,7 +128,7 @@ def _failure(
     first = (causes or list(failed))[0]
     launch = launches[first]
     return LaunchError(
-        f"cluster {launch.cluster} failed with exit code {failed[first]}: {errors[first]}\n"
+        f"cluster {launch.cluster} failed with {explain_exit(failed[first])}: {errors[first]}\n"
         f"(the whole log: {launch.log})"
     )
 

@@ -6,6 +6,7 @@ moves opaque messages of unequal length and heals a joiner inside the round itse
 """
 
 import hashlib
+import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,10 @@ from datetime import timedelta
 import torch
 from torch.distributed import ProcessGroup, Store, TCPStore
 from torch.distributed import ProcessGroupGloo as Gloo
+
+# torchft reads this once, when it is imported; at its own default it tells seven lines a round.
+os.environ.setdefault("RUST_LOG", "warn")
+
 from torchft import ProcessGroupGloo
 from torchft.coordination import ManagerClient, ManagerServer
 

@@ -1,5 +1,7 @@
 """Turns what happens in a run into the lines that it leaves behind."""
 
+import logging
+import time
 from importlib.metadata import version
 
 from dsx.cluster.engine import StepResult
@@ -9,6 +11,11 @@ from dsx.settings.codec_block import CompressionSettings, LowRankCodec, TopKCode
 from dsx.tracking.events import EvalEvent, InnerEvent, OuterEvent, RunEvent
 from dsx.tracking.tracker import Tracker
 from dsx.training.preflight import Preflight
+
+log = logging.getLogger(__name__)
+
+_PROGRESS_SECONDS = 10.0
+"""At least this long passes between two lines of progress."""
 
 _PACKAGES = ("dsx", "torch", "deepspeed", "transformers", "torchft")
 
@@ -24,14 +31,18 @@ def codec_label(compression: CompressionSettings) -> str:
 
 
 class Reporter:
-    """The lines of one cluster. Only its rank 0 has a tracker with sinks."""
+    """The lines of one cluster. Only its rank 0 has a tracker with sinks, and logs what is INFO."""
 
     def __init__(self, tracker: Tracker, cluster: str, codec: str) -> None:
         self._tracker = tracker
         self._cluster = cluster
         self._codec = codec
+        self._steps = 0
+        self._told = -_PROGRESS_SECONDS
+        self._participants: frozenset[str] | None = None
 
     def run(self, settings: Settings, ready: Preflight) -> None:
+        self._steps = settings.dsx.training.steps
         stages = [stage.stop - stage.start for stage in ready.stages]
         self._tracker.log(
             RunEvent(
@@ -52,6 +63,13 @@ class Reporter:
     def inner(
         self, step: int, round_: int, lr: float, result: StepResult, batch: int, tokens: int
     ) -> None:
+        now = time.monotonic()
+        if now - self._told >= _PROGRESS_SECONDS or step >= self._steps:
+            self._told = now
+            log.info(
+                "step %d of %d, round %d: loss %.4f, %s tokens/s",
+                *(step, self._steps, round_, result.loss, f"{batch / result.seconds:,.0f}"),
+            )
         self._tracker.log(
             InnerEvent(
                 cluster=self._cluster,
@@ -66,6 +84,7 @@ class Reporter:
         )
 
     def outer(self, report: RoundReport) -> None:
+        self._tell_changes(report)
         self._tracker.log(
             OuterEvent(
                 cluster=self._cluster,
@@ -89,6 +108,8 @@ class Reporter:
         )
 
     def evaluation(self, step: int, round_: int, loss: float, shared: bool) -> None:
+        weights = "shared weights" if shared else "weights"
+        log.info("held-out loss of the %s: %.4f (step %d, round %d)", weights, loss, step, round_)
         self._tracker.log(
             EvalEvent(
                 cluster=self._cluster,
@@ -98,6 +119,17 @@ class Reporter:
                 weights="shared" if shared else "local",
             )
         )
+
+    def _tell_changes(self, report: RoundReport) -> None:
+        here = frozenset(report.participants)
+        before = here if self._participants is None else self._participants
+        self._participants = here
+        for change, names in (("without", before - here), ("with", here - before)):
+            if names:
+                log.info(
+                    "round %d was made %s %s; clusters now: %s",
+                    *(report.round, change, ", ".join(sorted(names)), ", ".join(sorted(here))),
+                )
 
     def close(self) -> None:
         self._tracker.close()

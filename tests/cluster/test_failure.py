@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dsx.cluster.failure import first_error, is_consequence
+from dsx.cluster.failure import explain_exit, first_error, is_consequence
 
 TRACEBACK = "Traceback (most recent call last):\n  File x\nKeyError: 'first'"
 
@@ -36,6 +36,20 @@ def test_without_one_the_first_traceback_near_the_end_is_shown(log: Path):
 def test_without_a_traceback_the_last_lines_are_shown(log: Path):
     log.write_text("\n".join(f"line {number}" for number in range(100)))
     assert first_error(log).splitlines() == [f"line {number}" for number in range(85, 100)]
+
+
+def test_what_was_for_the_progress_display_is_not_shown(log: Path):
+    log.write_text("out of memory\n" + "[dsx] phase: evaluating\n" * 20)
+    assert first_error(log) == "out of memory"
+
+
+def test_an_exit_code_that_is_a_signal_names_it():
+    assert explain_exit(1) == "exit code 1"
+    assert explain_exit(75) == "exit code 75"
+    assert explain_exit(247) == (
+        "exit code 247 (a process was ended by SIGKILL; the system does that when memory runs out)"
+    )
+    assert explain_exit(245) == "exit code 245 (a process was ended by SIGSEGV)"
 
 
 def test_what_an_earlier_start_wrote_is_not_shown(log: Path):
