@@ -22,7 +22,7 @@ os.environ.setdefault("RUST_LOG", "warn")
 from torchft import ProcessGroupGloo
 from torchft.coordination import ManagerClient, ManagerServer
 
-from dsx.errors import ExchangeError
+from dsx.errors import ExchangeError, ExchangeRefused
 from dsx.exchange.interface import Membership, Traffic
 
 _MANAGER_KEY = "dsx/manager"
@@ -142,7 +142,7 @@ class TorchftExchange:
             raise ExchangeError(f"no quorum of clusters was reached: {error}") from error
         clusters = tuple(replica.split(":")[0] for replica in quorum.replica_ids)
         if len(set(clusters)) != len(clusters):
-            raise ExchangeError(
+            raise ExchangeRefused(
                 f"two clusters have the same name (present: {', '.join(clusters)}); "
                 "start each with its own --cluster"
             )

@@ -18,7 +18,10 @@ from dsx.outer.state import SharedState, hand_over
 
 log = logging.getLogger(__name__)
 
-_ATTEMPTS = 3
+_ATTEMPTS = 5
+_PAUSE_SECONDS = 2.0
+"""Between two attempts: together they outlast the 5 s after which torchft takes a cluster that is
+gone for lost."""
 
 
 @dataclass(frozen=True)
@@ -105,14 +108,15 @@ class RoundExchange:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return self._attempt(contribution)
-            except ExchangeRefused:
-                self._give_up()
-                raise
             except ExchangeError as error:
                 self._give_up()
-                if attempt == _ATTEMPTS:
+                # Who starts and is refused has come to the wrong run. Who runs was disturbed by
+                # somebody like that, and goes on when that one has left.
+                refused = isinstance(error, ExchangeRefused) and contribution.starting
+                if refused or attempt == _ATTEMPTS:
                     raise
                 log.warning("round %d is repeated: %s", self._state.progress.round, error)
+            time.sleep(_PAUSE_SECONDS)
         raise AssertionError("unreachable")
 
     def _give_up(self) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsx.checkpoint.manifest import DataPosition
 from torch.distributed import TCPStore
 
+from dsx.checkpoint.manifest import DataPosition
 from dsx.cluster.engine import ClusterEngine
 from dsx.cluster.schedule import learning_rate
 from dsx.data.batches import BatchStream, heldout_batches

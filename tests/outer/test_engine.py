@@ -6,7 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from dsx.errors import ExchangeRefused
 from dsx.exchange.in_process import InProcessHub
+from dsx.outer import round as round_
 from dsx.outer.engine import OuterEngine
 from dsx.outer.weights import ModuleWeights
 from dsx.settings.dsx_block import OuterSettings
@@ -224,3 +226,35 @@ def test_a_cluster_that_comes_later_takes_over_the_shared_state() -> None:
         cluster.keep(cluster.engine.settle())
     assert late.reports[-1].participants == ("a", "b", "late")
     assert late.reports[-1].shared_digest == clusters[0].reports[-1].shared_digest
+
+
+def test_a_cluster_of_another_run_is_refused_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(round_, "_PAUSE_SECONDS", 0.0)
+    settings = OuterSettings(local_steps=3, delay=0)
+    hub = InProcessHub(["a", "b"], timeout_seconds=30)
+    clusters = [Cluster(settings, hub.exchange(name), i) for i, name in enumerate("ab")]
+    run(clusters, 3, finish=False)
+    stranger = Cluster(settings, hub.exchange("stranger"), 2)
+    stranger.engine = OuterEngine(
+        settings, ModuleWeights(stranger.model), hub.exchange("stranger"), identity="another run"
+    )
+
+    def come_and_go() -> str:
+        with pytest.raises(ExchangeRefused) as refusal:
+            stranger.engine.start()
+        stranger.engine.close()
+        return str(refusal.value)
+
+    with ThreadPoolExecutor(1) as pool:
+        refusal = pool.submit(come_and_go)
+        for _ in range(3):
+            for cluster in clusters:
+                cluster.train()
+                cluster.engine.advance(tokens=4, seconds=0.01)
+        together(clusters, lambda cluster: cluster.keep(cluster.engine.settle()))
+        assert "other settings, names or shapes" in refusal.result()
+    assert [cluster.engine.round for cluster in clusters] == [2, 2]
+    assert clusters[0].reports[-1].participants == ("a", "b")
+    assert clusters[1].reports[-1].shared_digest == clusters[0].reports[-1].shared_digest
