@@ -58,7 +58,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "from a run folder or one checkpoint, or start afresh in an unused run folder (never)",
     )
     parser.add_argument(
-        "--checked", action="store_true", help="the split of this model has been checked before"
+        "--checked",
+        action="store_true",
+        help="started by `dsx local`, which has checked all that can be checked before",
     )
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
@@ -106,19 +108,18 @@ def _train(args: argparse.Namespace, rank: int, until_the_end: ExitStack) -> int
     launch = Launch(args.cluster, args.coordinator, args.bind, args.resume)
     announce("building the model", rank)
     run = ClusterRun(settings, launch, ready)
-    again = resume_command(processes, sys.argv[1:])
-    logging.getLogger(__name__).info("after an interruption, go on with: %s", again)
+    # Whoever starts several clusters says itself how to go on with them.
+    again = None if args.checked else resume_command(processes, sys.argv[1:])
+    if again is not None:
+        logging.getLogger(__name__).info("after an interruption, go on with: %s", again)
     if run.train():
         run.close()
         return 0
     run.abandon()
     if rank == 0:
         what = f"saved {run.saved}" if run.saved is not None else "nothing was trained yet"
-        print(
-            f"dsx: asked to end at step {run.step}; {what}. Go on with:\n  {again}",
-            file=sys.stderr,
-            flush=True,
-        )
+        way_on = f". Go on with:\n  {again}" if again is not None else ""
+        print(f"dsx: asked to end at step {run.step}; {what}{way_on}", file=sys.stderr, flush=True)
     # An exchange may still be in the air, for whose end no thread must be waited.
     os._exit(EXIT_STOPPED)
 

@@ -57,5 +57,5 @@ def _totals(summary: RunSummary) -> Table:
             + (f" ({number_text(fewer, digits=1)} times as much)" if fewer is not None else ""),
         )
     grid.add_row("tokens", count_text(summary.tokens))
-    grid.add_row("time", seconds_text(summary.seconds))
+    grid.add_row("time in training", seconds_text(summary.seconds))
     return grid
