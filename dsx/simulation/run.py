@@ -20,6 +20,7 @@ from dsx.simulation.spec import RunSpec
 from dsx.simulation.weights import StageWeights
 
 FP32_BYTES = 4
+_LANDING_SECONDS = 600.0
 
 
 def all_reduce_bytes(parameters: int, clusters: int) -> float:
@@ -157,6 +158,9 @@ def run_clusters(trial: _Trial) -> RunResult:
         return sum(cluster.exchange.traffic.sent for cluster in clusters) / count
 
     def note(step: int) -> None:
+        # An exchange in the air changes theta and the bytes at any moment: let it land.
+        for cluster in clusters:
+            cluster.engine.wait_for_flight(_LANDING_SECONDS)
         weights.store(clusters[0].engine.theta)
         trial.note(step, sent(), shared)
 
