@@ -49,6 +49,7 @@ class ClusterRun:
     def __init__(self, settings: Settings, launch: Launch, ready: Preflight) -> None:
         self.step = 0
         self._evaluated_at = 0
+        self._evaluated_round: int | None = None
         self._settings = settings
         self._dsx = settings.dsx
         self._ready = ready
@@ -80,6 +81,11 @@ class ClusterRun:
         self._data: DataPosition | None = None
         self.saved = self.saver.found.folder if self.saver.found is not None else None
         """The checkpoint that a run which was asked to end goes on from."""
+
+    @property
+    def _round(self) -> int:
+        """Rounds committed so far; 0 without other clusters."""
+        return self.outer.round if self.outer is not None else 0
 
     @property
     def tokens_per_step(self) -> int:
@@ -166,7 +172,8 @@ class ClusterRun:
         if self.outer is not None:
             announce("finishing the last exchange", self.engine.rank)
             self.outer.finish()
-        if self._evaluated_at < self.step or steps == 0:
+        # The flush may have changed the shared weights at a step that was evaluated before it.
+        if (self._evaluated_at, self._evaluated_round) != (self.step, self._round) or steps == 0:
             self._evaluate()
         if steps > 0:
             announce("saving", self.engine.rank)
@@ -277,6 +284,6 @@ class ClusterRun:
         loss = self.engine.eval_loss(self._heldout)
         if own is not None:
             weights.store(own)
-        self._evaluated_at = self.step
-        round_ = self.outer.round if self.outer is not None else 0
+        round_ = self._round
+        self._evaluated_at, self._evaluated_round = self.step, round_
         self._report.evaluation(self.step, round_, loss, shared=self.outer is not None)
