@@ -13,7 +13,6 @@ from torch import Tensor
 from dsx.compression.levels import Levels, decode_blocks, encode_blocks
 from dsx.errors import SettingsError
 
-_WORTH_COMPILING = 100_000_000
 _F = TypeVar("_F", bound=Callable[..., None])
 
 Encode = Callable[[Tensor, Tensor, Tensor], None]
@@ -28,15 +27,6 @@ def compiler_available(device_type: str = "cpu") -> bool:
     if device_type == "cpu":
         return shutil.which(os.environ.get("CXX") or "g++") is not None
     return importlib.util.find_spec("triton") is not None
-
-
-def worth_compiling(entries: int, device_type: str = "cpu") -> bool:
-    """Whether to compile for a rank that encodes `entries` of them every round.
-
-    Compiling saves some two seconds per 10^9 entries and round on one core, and costs a minute
-    once (seconds when it is cached).
-    """
-    return entries >= _WORTH_COMPILING and compiler_available(device_type)
 
 
 def require_compiler(device_type: str) -> None:

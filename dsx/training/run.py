@@ -249,7 +249,7 @@ class ClusterRun:
         # round (`outer.adapt.balanced`) passes several with each, and their samples go unread.
         self.step = self.outer.steps.next_step if self.outer is not None else self.step + 1
         made = self.outer.steps.made + 1 if self.outer is not None else self.step
-        round_ = self.outer.round if self.outer is not None else 0
+        round_ = self._round
         self._report.inner(
             self.step, round_, rate, result, self.tokens_per_step, made * self.tokens_per_step
         )

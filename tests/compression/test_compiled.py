@@ -36,15 +36,9 @@ def test_int4_compiled_gives_the_bytes_of_the_eager_path():
         assert compiled.decode(body, length).equal(eager.decode(body, length))
 
 
-def test_compiling_is_for_many_entries():
-    assert not compiling.worth_compiling(10_000_000)
-    assert compiling.worth_compiling(10**9) == compiling.compiler_available()
-
-
 @pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_compiling_is_refused_and_eager_works():
     flat = torch.randn(1000)
     with pytest.raises(SettingsError, match="C\\+\\+ compiler"):
         build_quantizer(Int4Codec(), compiled=True).encode(flat)
     assert build_quantizer(Int4Codec()).encode(flat).numel() == 516
-    assert not compiling.worth_compiling(10**9)
