@@ -74,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         DsxError: a run failed.
     """
     from dsx.settings.loading import apply_override, parse_settings, read_json
+    from dsx.settings.units import read_rate, read_seconds
 
     if min(arguments.clusters, arguments.jobs, arguments.threads) < 1:
         raise SettingsError("--clusters, --jobs and --threads must each be at least 1")
@@ -86,14 +87,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     from dsx.simulation.compare import rows
     from dsx.simulation.execute import execute
-    from dsx.simulation.link import Link, read_bandwidth, read_seconds
+    from dsx.simulation.link import Link
     from dsx.simulation.plots import write_plots
     from dsx.simulation.sweep import plan_runs, read_choices
     from dsx.simulation.table import as_json, table
 
     link = None
     if arguments.link:
-        link = Link(read_bandwidth(arguments.link), read_seconds(arguments.latency))
+        link = Link(
+            read_rate(arguments.link, "--link"), read_seconds(arguments.latency, "--latency")
+        )
     specs = plan_runs(
         raw,
         clusters=arguments.clusters,

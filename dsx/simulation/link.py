@@ -1,12 +1,8 @@
 """The slow link that simulated runs are placed on: what gives them a time axis."""
 
-import re
 from dataclasses import dataclass
 
-from dsx.errors import SettingsError
 from dsx.simulation.result import RunResult
-
-_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 
 
 @dataclass(frozen=True)
@@ -35,28 +31,3 @@ class Link:
         exchange = self.exchange_seconds(result.bytes_per_round)
         stalled = max(0.0, exchange - result.delay * step_seconds)
         return compute + (steps // result.local_steps) * stalled
-
-
-def read_bandwidth(text: str) -> float:
-    """`100mbit` in bits per second. Raises SettingsError."""
-    match = re.fullmatch(r"([0-9.]+)\s*([kmg]?)bit(?:/s|ps)?", text.lower())
-    if match is None or _number(match[1]) <= 0:
-        raise SettingsError(
-            f"--link {text}: expected bits per second with a unit, as in 100mbit or 1gbit"
-        )
-    return _number(match[1]) * _UNITS[match[2]]
-
-
-def read_seconds(text: str) -> float:
-    """`50ms` or `0.05s` in seconds. Raises SettingsError."""
-    match = re.fullmatch(r"([0-9.]+)\s*(us|ms|s)", text.lower())
-    if match is None or _number(match[1]) < 0:
-        raise SettingsError(f"--latency {text}: expected a time with a unit, as in 50ms or 0.2s")
-    return _number(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return -1.0

@@ -10,7 +10,7 @@ import pytest
 from dsx.errors import SettingsError
 from dsx.simulation.compare import Finished, rows, share_kept
 from dsx.simulation.execute import execute
-from dsx.simulation.link import Link, read_bandwidth, read_seconds
+from dsx.simulation.link import Link
 from dsx.simulation.result import Point, ResultStore, RunResult
 from dsx.simulation.spec import RunSpec
 from dsx.simulation.sweep import combinations, plan_runs, read_choices
@@ -160,17 +160,6 @@ def test_a_late_average_stalls_only_for_what_its_delay_does_not_cover() -> None:
     assert slow.run_seconds(run, 0.1, 100) == pytest.approx(10.0 + 5 * 0.6)
     alone = result("single", 2.0, bytes_per_round=0.0)
     assert slow.run_seconds(alone, 0.1, 100) == pytest.approx(10.0)
-
-
-def test_link_speeds_are_read_with_their_units() -> None:
-    assert read_bandwidth("100mbit") == 1e8
-    assert read_bandwidth("1.5Gbit/s") == 1.5e9
-    assert read_seconds("50ms") == 0.05
-    for wrong in ("100", "0mbit", "1..5mbit", "fast"):
-        with pytest.raises(SettingsError, match="100mbit"):
-            read_bandwidth(wrong)
-    with pytest.raises(SettingsError, match="50ms"):
-        read_seconds("50")
 
 
 def test_an_interrupted_sweep_goes_on_where_it_was(
