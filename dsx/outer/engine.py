@@ -8,7 +8,7 @@ committed averages only; whatever a cluster adds for itself is a local view.
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import torch
@@ -18,21 +18,15 @@ from dsx.exchange.interface import Exchange
 from dsx.outer.agreement import Agreement, AloneAgreement, total_norm
 from dsx.outer.averaging import Averager
 from dsx.outer.control import Control
-from dsx.outer.digest import join_digests, shapes_digest
+from dsx.outer.digest import shapes_digest
+from dsx.outer.keeping import Keeper
 from dsx.outer.optimizer import OuterOptimizer
 from dsx.outer.overlap import DelayClock, own_share
+from dsx.outer.own_state import Flight, OwnState
 from dsx.outer.report import RoundReport
 from dsx.outer.reporting import RoundReporter
 from dsx.outer.round import Contribution, Outcome, RoundExchange
-from dsx.outer.snapshot import (
-    EngineRecord,
-    Flight,
-    FlightRecord,
-    OutcomeRecord,
-    Snapshot,
-    WantsShared,
-    part,
-)
+from dsx.outer.snapshot import Snapshot, WantsShared
 from dsx.outer.state import SharedState
 from dsx.outer.steps import StepCounter
 from dsx.outer.weights import LocalWeights, rebase
@@ -85,8 +79,6 @@ class OuterEngine:
         stop_wanted: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.steps = StepCounter()
-        self.rounds_left_out = 0
         self._settings = settings
         self._weights = weights
         self._exchange = exchange
@@ -94,8 +86,7 @@ class OuterEngine:
         self._on_commit = on_commit
         self._stop_wanted = stop_wanted
         self._restored_round: int | None = None
-        self._to_send: dict[str, torch.Tensor] | None = None
-        self._delays = DelayClock(settings.delay)
+        self._own = OwnState(DelayClock(settings.delay))
         self._control = Control(settings, vocab_size)
         self.state = SharedState(OuterOptimizer(weights.fetch(), settings.lr, settings.momentum))
         self.averager = Averager(
@@ -112,13 +103,16 @@ class OuterEngine:
         )
         self._name = ""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="outer-exchange")
-        self._flight: Flight | None = None
-        self._share = 1.0
-        self._tokens = 0
-        self._seconds = 0.0
-        self._last_exchange_seconds = 0.0
-        self._measured_rank = 0.0
         self._reporter = RoundReporter(settings, self._agreement, exchange)
+        self._keeper = Keeper(
+            settings.delay,
+            self.state,
+            self._round,
+            self.averager,
+            self._control,
+            self._agreement,
+            self._reporter,
+        )
 
     @property
     def theta(self) -> dict[str, torch.Tensor]:
@@ -131,6 +125,16 @@ class OuterEngine:
         return self.state.progress.round
 
     @property
+    def steps(self) -> StepCounter:
+        """Where this cluster is among the inner steps of the run."""
+        return self._own.steps
+
+    @property
+    def rounds_left_out(self) -> int:
+        """Rounds for which this cluster had nothing finite to send."""
+        return self._own.rounds_left_out
+
+    @property
     def step_in_round(self) -> int:
         """Own inner steps since the last boundary."""
         return self.steps.in_round
@@ -138,7 +142,7 @@ class OuterEngine:
     @property
     def is_flushed(self) -> bool:
         """Whether theta holds everything that was trained here."""
-        return self._flight is None and self.step_in_round == 0
+        return self._own.flight is None and self.step_in_round == 0
 
     @property
     def goes_on(self) -> bool:
@@ -161,7 +165,7 @@ class OuterEngine:
         self._control.prepare(self.state.progress, self._weights.shapes(), self._agreement)
         while True:
             arrival = Contribution(None, 0, 0.0, 0.0, starting=True)
-            future = self._worker.submit(self._round.run, arrival)
+            future = self._send(arrival)
             self._await(future)
             outcome = future.result()
             if outcome.committed or len(outcome.clusters) >= self._settings.start_clusters:
@@ -171,23 +175,21 @@ class OuterEngine:
             time.sleep(_START_PAUSE_SECONDS)
         self._name = outcome.cluster
         if self._restored_round is not None:
-            if self._follows(outcome):
+            if self._keeper.goes_on(self._own, self._restored_round, outcome, self._send):
                 return outcome.clusters
             log.warning(
                 "the others are at round %d: %d inner steps made here since the last exchange are "
                 "left out",
                 self.round,
-                self.step_in_round + (self._flight.local_steps if self._flight else 0),
+                self.step_in_round + (self._own.flight.local_steps if self._own.flight else 0),
             )
-            self._flight = None
-            self._tokens = 0
-            self._seconds = self._measured_rank = 0.0
+            self._own.forget()
         self._restored_round = None
         progress = self.state.progress
         self.steps.go_to(progress.steps)
         self._begin_round(progress.local_steps)
-        self._delays.load_state_dict(progress.delays)
-        self._share = outcome.share or 1 / len(outcome.clusters)
+        self._own.delays.load_state_dict(progress.delays)
+        self._own.share = outcome.share or 1 / len(outcome.clusters)
         self._weights.store(self._base())
         return outcome.clusters
 
@@ -204,13 +206,13 @@ class OuterEngine:
             seconds: that it took.
         """
         self.steps.advance()
-        self._tokens += tokens
-        self._seconds += seconds
+        self._own.tokens += tokens
+        self._own.seconds += seconds
         return self._pass_on()
 
     def _pass_on(self) -> RoundReport | None:
         report = None
-        if self._flight is not None and self.step_in_round >= self._flight.delay > 0:
+        if self._own.flight is not None and self.step_in_round >= self._own.flight.delay > 0:
             report = self._arrive()
         if self.steps.is_full:
             self._launch()
@@ -218,14 +220,14 @@ class OuterEngine:
 
     def settle(self) -> RoundReport | None:
         """Wait for an average that must be applied before the next inner step."""
-        if self._flight is not None and self._flight.delay == 0:
+        if self._own.flight is not None and self._own.flight.delay == 0:
             return self._arrive()
         return None
 
     def finish(self) -> list[RoundReport]:
         """Flush: apply what is in flight, then exchange and apply what is left (collective)."""
         reports = []
-        if self._flight is not None:
+        if self._own.flight is not None:
             reports.append(self._arrive())
         if self.step_in_round > 0:
             self._launch()
@@ -242,8 +244,8 @@ class OuterEngine:
     def wait_for_flight(self, seconds: float) -> None:
         """Give an exchange in the air the time to end, so that a state that is saved after it fits
         those of the other clusters (collective)."""
-        if self._flight is not None:
-            wait([self._flight.future], timeout=seconds)
+        if self._own.flight is not None:
+            wait([self._own.flight.future], timeout=seconds)
 
     def snapshot(self, wants_shared: WantsShared = lambda round_, digest: True) -> Snapshot:
         """The state at this moment, between two calls of other methods (collective).
@@ -251,12 +253,7 @@ class OuterEngine:
         An exchange in the air goes on: it is in the snapshot as one that is still to be made, or,
         when its average is in theta already, as one that is over.
         """
-        with self._round.lock:
-            if not self._moved_anywhere():
-                return self._copy(None, wants_shared)
-        # The ranks commit together: those that have not will have in a moment.
-        assert self._flight is not None
-        return self._copy(self._flight.future.result(), wants_shared)
+        return self._keeper.copy(self._own, wants_shared)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go on from a snapshot, of whatever layout; call it before `start`.
@@ -265,121 +262,11 @@ class OuterEngine:
             snapshot: with at least the tensors that this rank owns; without a `record`, what is
                 shared alone is taken over.
         """
-        assert snapshot.shared is not None
-        self.state.load(snapshot.shared, snapshot.progress)
-        self._control.prepare(self.state.progress, self._weights.shapes(), self._agreement)
-        self._round.rehash()
-        record = snapshot.record
-        if record is None:
-            return
-        averager = {k: v for k, v in snapshot.own.items() if not k.startswith("flight_")}
-        self.averager.load_state_dict(averager)
-        self._restored_round = self.round
-        self._reporter.restore(record.bytes_sent, record.bytes_received)
-        self.steps, self._tokens = record.steps.model_copy(), record.tokens
-        self._measured_rank = record.measured_rank
-        self._seconds, self._share = record.seconds, record.share
-        self._last_exchange_seconds = record.last_exchange_seconds
-        self.rounds_left_out = record.rounds_left_out
-        self._delays.load_state_dict(record.delays)
-        if record.flight is not None:
-            self._flight = self._restored_flight(record.flight, snapshot.own)
-
-    def _restored_flight(self, record: FlightRecord, tensors: Mapping[str, torch.Tensor]) -> Flight:
-        start = part(tensors, "flight_start")
-        flight = Flight(
-            future=Future(),
-            start=start,
-            end=part(tensors, "flight_end") or start,
-            **record.model_dump(exclude={"outcome"}),
-        )
-        if record.outcome is not None:
-            flight.future.set_result(self._seen(record.outcome, self._agreement.is_first))
-        elif record.sound:
-            # Now, while theta is the one that the delta was taken from.
-            base = self._base()
-            self._to_send = {name: base[name] - value for name, value in flight.end.items()}
-        return flight
-
-    def _seen(self, record: OutcomeRecord, with_moments: bool) -> Outcome:
-        measures = self._control.rank_rule.length
-        return record.outcome(self._round.theta_digest, with_moments, measures)
-
-    def _follows(self, outcome: Outcome) -> bool:
-        """Whether the restored state goes on from the shared one that the clusters agreed on.
-
-        If so, an exchange that was not over is made again; or, when the others had come to its end
-        with this cluster's part in it, is over.
-        """
-        flight = self._flight
-        if flight is None or flight.future.done():
-            return self.round == self._restored_round
-        delta, self._to_send = self._to_send, None
-        if self.round == flight.base_round:
-            flight.future = self._worker.submit(self._round.run, flight.contribution(delta))
-            return True
-        counted = self.state.progress.contributors
-        if (
-            delta is None
-            or self.round != flight.base_round + 1
-            or counted.get(outcome.cluster) != flight.tokens
-        ):
-            return False
-        if self._control.changes_rank:
-            self.averager.set_rank(flight.rank)
-        self.averager.catch_up(delta, flight.base_round)
-        flight.future.set_result(self._seen(OutcomeRecord.unseen(counted, outcome.cluster), False))
-        return True
-
-    def _moved_anywhere(self) -> bool:
-        """Whether some rank's theta holds the average of the exchange in the air already."""
-        moved = self._flight is not None and self.round != self._flight.base_round
-        return self._agreement.maximum([float(moved)])[0] > 0
-
-    def _copy(self, outcome: Outcome | None, wants_shared: WantsShared) -> Snapshot:
-        theta, momentum = self._round.theta_digest, self._round.momentum_digest
-        sums = self._agreement.total(
-            [
-                *theta,
-                *momentum,
-                *self._reporter.traffic(),
-                *(outcome.moments.values() if outcome is not None else ()),
-                *(outcome.measured if outcome is not None else ()),
-            ]
-        )
-        parts, (sent, received, *more) = sums[: 2 * len(theta)], sums[2 * len(theta) :]
-        digest = join_digests(parts[: len(theta)]) + join_digests(parts[len(theta) :])
-        shared = None
-        if wants_shared(self.round, digest):
-            shared = {name: value.clone() for name, value in self.state.tensors().items()}
-        flight = None
-        own = self.averager.state_dict()
-        if self._flight is not None:
-            over = None
-            if outcome is not None:
-                count = len(outcome.moments.values())
-                over = OutcomeRecord.of(outcome, more[:count], more[count:])
-            flight = self._flight.record(over)
-            own |= self._flight.tensors()
-        return Snapshot(
-            progress=self.state.progress.model_copy(deep=True),
-            digest=digest,
-            shared=shared,
-            record=EngineRecord(
-                steps=self.steps.model_copy(),
-                tokens=self._tokens,
-                seconds=self._seconds,
-                share=self._share,
-                measured_rank=self._measured_rank,
-                last_exchange_seconds=self._last_exchange_seconds,
-                rounds_left_out=self.rounds_left_out,
-                delays=self._delays.state_dict(),
-                bytes_sent=int(sent),
-                bytes_received=int(received),
-                flight=flight,
-            ),
-            own=own,
-        )
+        self._control.prepare(snapshot.progress, self._weights.shapes(), self._agreement)
+        own = self._keeper.restore(snapshot, self._base)
+        if own is not None:
+            self._own = own
+            self._restored_round = self.round
 
     # ------------------------------------------------------------------ a round's two ends
 
@@ -387,54 +274,56 @@ class OuterEngine:
         """The boundary: send `delta = r - x`, r being what the round was trained on (theta, or
         theta - e), and go on from `s = r - phi delta`."""
         began = time.perf_counter()
+        own, steps = self._own, self.steps
         base = self._base()
         end = self._weights.fetch()
         delta = {name: base[name] - value for name, value in end.items()}
         norm = total_norm(delta, self._agreement)
         # Of the newest committed round, whose average was applied before: the same everywhere.
         progress = self.state.progress
-        steps, step = self.steps.in_round, self.steps.step
+        made, step = steps.in_round, steps.step
         self._begin_round(progress.next_local_steps)
         # Of the next round, in which the average is to be applied.
-        delay = self.steps.own_part(self._delays.steps(self.steps.nominal))
+        delay = steps.own_part(own.delays.steps(steps.nominal))
         (step_seconds, exchange_seconds) = self._agreement.maximum(
-            [self._seconds / steps, self._last_exchange_seconds]
+            [own.seconds / made, own.last_exchange_seconds]
         )
         start = end
         sound = math.isfinite(norm)
         if not sound:
             # Nothing sound to send: this cluster sits the round out and goes on from r.
             log.warning("the pseudo-gradient of round %d is not finite: left out", self.round)
-            self.rounds_left_out += 1
-            self._tokens = 0
+            own.rounds_left_out += 1
+            own.tokens = 0
             start = end = {name: value.clone() for name, value in base.items()}
             self._weights.store(start)
         elif delay > 0 and self._settings.own_share != "all":
-            phi = own_share(self._settings.own_share, self._settings.lr, self._share)
+            phi = own_share(self._settings.own_share, self._settings.lr, own.share)
             start = {name: base[name].sub(value, alpha=phi) for name, value in delta.items()}
             self._weights.store(start)
-        flight = self._flight = Flight(
+        flight = own.flight = Flight(
             future=Future(),
             start=start,
             end=end,
-            local_steps=steps,
+            local_steps=made,
             delay=delay,
             norm=norm,
             base_round=self.round,
-            tokens=self._tokens,
+            tokens=own.tokens,
             step_seconds=step_seconds,
             exchange_seconds=exchange_seconds,
-            measured_rank=self._measured_rank,
+            measured_rank=own.measured_rank,
             step=step,
             rank=progress.rank,
             sound=sound,
         )
-        flight.future = self._worker.submit(
-            self._round.run, flight.contribution(delta if sound else None)
-        )
-        self._tokens = 0
-        self._seconds = self._measured_rank = 0.0
+        flight.future = self._send(flight.contribution(delta if sound else None))
+        own.tokens = 0
+        own.seconds = own.measured_rank = 0.0
         self._reporter.blocked_seconds += time.perf_counter() - began
+
+    def _send(self, contribution: Contribution) -> "Future[Outcome]":
+        return self._worker.submit(self._round.run, contribution)
 
     def _begin_round(self, local_steps: int) -> None:
         own = self._control.own_steps(local_steps, self.state.progress, self._name)
@@ -443,10 +332,11 @@ class OuterEngine:
     def _arrive(self) -> RoundReport | None:
         """The average is due: wait for it, and keep what was made since the boundary."""
         began = time.perf_counter()
-        flight = self._flight
+        own = self._own
+        flight = own.flight
         assert flight is not None
         self._await(flight.future)
-        self._flight = None
+        own.flight = None
         try:
             outcome = flight.future.result()
         except ExchangeRefused:
@@ -459,14 +349,14 @@ class OuterEngine:
             self._rebase(flight.start, flight.end)
             return None
         self._rebase(flight.start, self._base())
-        self._share = outcome.share
-        self._last_exchange_seconds = outcome.exchange_seconds
-        self._delays.observe(outcome.slowest_exchange, outcome.fastest_step)
-        self.state.progress.delays = self._delays.state_dict()
+        own.share = outcome.share
+        own.last_exchange_seconds = outcome.exchange_seconds
+        own.delays.observe(outcome.slowest_exchange, outcome.fastest_step)
+        self.state.progress.delays = own.delays.state_dict()
         self._reporter.blocked_seconds += time.perf_counter() - began
         residual = self.averager.residual_square()
         report = self._reporter.report(flight, outcome, residual, self.state.progress)
-        self._measured_rank = self._control.rank_rule.summary(self._reporter.measured)
+        own.measured_rank = self._control.rank_rule.summary(self._reporter.measured)
         if self._on_commit is not None:
             self._on_commit(report)
         return report

@@ -4,9 +4,9 @@ from dsx.exchange.interface import Exchange
 from dsx.outer.agreement import Agreement
 from dsx.outer.diagnosis import Diagnosis
 from dsx.outer.digest import join_digests
+from dsx.outer.own_state import Flight
 from dsx.outer.report import RoundReport
 from dsx.outer.round import Outcome
-from dsx.outer.snapshot import Flight
 from dsx.outer.state import Progress
 from dsx.settings.dsx_block import OuterSettings
 

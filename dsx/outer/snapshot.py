@@ -5,14 +5,13 @@ owns it later.
 """
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
 from pydantic import BaseModel, ConfigDict
 
 from dsx.outer.averaging import Moments
-from dsx.outer.round import Contribution, Outcome
+from dsx.outer.round import Outcome
 from dsx.outer.state import Progress
 from dsx.outer.steps import StepCounter
 
@@ -154,66 +153,6 @@ class Snapshot:
     shared: Mapping[str, torch.Tensor] | None
     record: EngineRecord | None
     own: Mapping[str, torch.Tensor]
-
-
-@dataclass
-class Flight:
-    """A pseudo-gradient on the wire."""
-
-    future: "Future[Outcome]"
-    start: dict[str, torch.Tensor]
-    """s: the local weights from which training went on at the boundary."""
-    end: dict[str, torch.Tensor]
-    """The local weights that the round ended with; `start` itself when all was kept."""
-    local_steps: int
-    delay: int
-    norm: float
-    base_round: int
-    """Rounds committed when it was launched."""
-    tokens: int
-    step_seconds: float
-    exchange_seconds: float
-    measured_rank: float
-    """What the rank rule saw in the round before."""
-    step: int
-    """Inner step of the run at the boundary."""
-    rank: int
-    """That it is encoded with; 0: no low rank."""
-    sound: bool
-    """False: it was not finite, and so nothing is sent."""
-
-    def contribution(self, delta: Mapping[str, torch.Tensor] | None) -> Contribution:
-        """What goes into the exchange; `delta` is None when it is not sound."""
-        return Contribution(
-            delta,
-            self.tokens,
-            self.step_seconds,
-            self.exchange_seconds,
-            self.measured_rank,
-            self.step,
-        )
-
-    def record(self, outcome: OutcomeRecord | None) -> FlightRecord:
-        return FlightRecord(
-            base_round=self.base_round,
-            local_steps=self.local_steps,
-            delay=self.delay,
-            norm=self.norm if self.sound else 0.0,
-            tokens=self.tokens,
-            step_seconds=self.step_seconds,
-            exchange_seconds=self.exchange_seconds,
-            measured_rank=self.measured_rank,
-            step=self.step,
-            rank=self.rank,
-            sound=self.sound,
-            outcome=outcome,
-        )
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        named = {f"flight_start/{name}": value for name, value in self.start.items()}
-        if self.end is not self.start:
-            named |= {f"flight_end/{name}": value for name, value in self.end.items()}
-        return named
 
 
 def part(tensors: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:

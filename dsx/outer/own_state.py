@@ -1,0 +1,99 @@
+"""What one cluster has for itself, beside the state that all clusters share."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import torch
+
+from dsx.outer.overlap import DelayClock
+from dsx.outer.round import Contribution, Outcome
+from dsx.outer.snapshot import FlightRecord, OutcomeRecord
+from dsx.outer.steps import StepCounter
+
+
+@dataclass
+class Flight:
+    """A pseudo-gradient on the wire."""
+
+    future: "Future[Outcome]"
+    start: dict[str, torch.Tensor]
+    """s: the local weights from which training went on at the boundary."""
+    end: dict[str, torch.Tensor]
+    """The local weights that the round ended with; `start` itself when all was kept."""
+    local_steps: int
+    delay: int
+    norm: float
+    base_round: int
+    """Rounds committed when it was launched."""
+    tokens: int
+    step_seconds: float
+    exchange_seconds: float
+    measured_rank: float
+    """What the rank rule saw in the round before."""
+    step: int
+    """Inner step of the run at the boundary."""
+    rank: int
+    """That it is encoded with; 0: no low rank."""
+    sound: bool
+    """False: it was not finite, and so nothing is sent."""
+
+    def contribution(self, delta: Mapping[str, torch.Tensor] | None) -> Contribution:
+        """What goes into the exchange; `delta` is None when it is not sound."""
+        return Contribution(
+            delta,
+            self.tokens,
+            self.step_seconds,
+            self.exchange_seconds,
+            self.measured_rank,
+            self.step,
+        )
+
+    def record(self, outcome: OutcomeRecord | None) -> FlightRecord:
+        return FlightRecord(
+            base_round=self.base_round,
+            local_steps=self.local_steps,
+            delay=self.delay,
+            norm=self.norm if self.sound else 0.0,
+            tokens=self.tokens,
+            step_seconds=self.step_seconds,
+            exchange_seconds=self.exchange_seconds,
+            measured_rank=self.measured_rank,
+            step=self.step,
+            rank=self.rank,
+            sound=self.sound,
+            outcome=outcome,
+        )
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        named = {f"flight_start/{name}": value for name, value in self.start.items()}
+        if self.end is not self.start:
+            named |= {f"flight_end/{name}": value for name, value in self.end.items()}
+        return named
+
+
+@dataclass
+class OwnState:
+    """The scalars of one cluster's outer engine, the same on all its ranks, and what it has in the
+    air."""
+
+    delays: DelayClock
+    steps: StepCounter = field(default_factory=StepCounter)
+    tokens: int = 0
+    """Trained since the last boundary."""
+    seconds: float = 0.0
+    """That these took."""
+    share: float = 1.0
+    """Last known weight w_c in the average."""
+    measured_rank: float = 0.0
+    """What the rank rule saw in the last round; the next header carries it."""
+    last_exchange_seconds: float = 0.0
+    rounds_left_out: int = 0
+    """For which there was nothing finite to send."""
+    flight: Flight | None = None
+
+    def forget(self) -> None:
+        """Nothing of what was made since the last committed round counts."""
+        self.flight = None
+        self.tokens = 0
+        self.seconds = self.measured_rank = 0.0
