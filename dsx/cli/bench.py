@@ -9,6 +9,7 @@ BENCHES = {
     "overhead": "Tokens per second against a bare DeepSpeed script on the same model and data.",
     "codec": "Speed of every codec against an in-place copy.",
     "checkpoint": "What a checkpoint costs, against an inner step and a plain file copy.",
+    "link": "Tokens per second over a slow link, against the same clusters without an exchange.",
     "resume": "Runs that are stopped and brought back, against runs that never stopped.",
 }
 """Name -> the one line that tells what `dsx.bench.NAME` measures."""

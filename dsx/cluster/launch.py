@@ -34,7 +34,7 @@ def plan_launches(
     settings_arguments: Sequence[str],
     clusters: int,
     processes: int,
-    coordinator: str,
+    coordinator: str | None,
     log_of: Callable[[str], Path],
     *,
     gpus: Sequence[int] = (),
@@ -45,7 +45,7 @@ def plan_launches(
 
     Args:
         settings_arguments: `--deepspeed_config F [--set ...]`, handed to every rank.
-        coordinator: URL that the clusters meet at.
+        coordinator: URL that the clusters meet at; None: each trains alone.
         log_of: cluster name -> its log file.
         gpus: devices to share out, each to one rank; none means that all ranks use the CPU.
         environment: the present process's by default.
@@ -87,7 +87,7 @@ def plan_launches(
             *("--module", "dsx.train"),
             *settings_arguments,
             *("--cluster", name),
-            *("--coordinator", coordinator),
+            *(("--coordinator", coordinator) if coordinator is not None else ()),
         )
         launches.append(ClusterLaunch(name, command, base, log_of(name)))
     return launches

@@ -1,0 +1,203 @@
+"""Runs the methods of `dsx bench link` one after the other, and puts their rows together."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dsx.bench.link.launches import COORDINATOR_PORT, coordinator_url, one_job, separate_clusters
+from dsx.bench.link.methods import NONE, Method, build_methods, run_overrides
+from dsx.bench.link.namespaces import SlowLink
+from dsx.bench.link.rows import measure
+from dsx.bench.link.watch import Watch
+from dsx.bench.machine import this_machine
+from dsx.cluster.supervise import run_clusters
+from dsx.errors import SettingsError
+from dsx.settings import load_settings
+from dsx.tracking.events import read_events
+
+PAPER_RATIO = 390.0
+"""Seconds of communication per second of computing, of the all-reduce that DiLoCoX is compared
+with: 107B parameters over 1 Gbit/s."""
+
+
+@dataclass(frozen=True)
+class LinkBench:
+    """What is compared.
+
+    Args:
+        deepspeed_config: a settings file.
+        overrides: as for `load_settings`.
+        clusters: each of `dsx.pipeline.stages` ranks.
+        rate: of each cluster's line, bits per second and direction; None: the rate at which
+            all-reduce communicates `PAPER_RATIO` times as long as it computes.
+        methods: names of `dsx.bench.link.methods`.
+        diloco_steps: H of the `diloco-*` methods.
+        repeats: of everything; methods take turns.
+        with_loss: train every method to the end of `dsx.training.steps`. Where the link doesn't
+            change what is computed, that happens on a link that is not shaped.
+        folder: where run folders are kept; None: in a temporary one, which a failure leaves.
+    """
+
+    deepspeed_config: str | Path
+    overrides: Sequence[str] = ()
+    clusters: int = 2
+    rate: float | None = None
+    methods: Sequence[str] = ("allreduce", "diloco-fp32", "diloco-fp16", "dsx")
+    diloco_steps: int = 125
+    repeats: int = 1
+    with_loss: bool = True
+    folder: Path | None = None
+
+
+def run_link_bench(bench: LinkBench, tell: Callable[[str], None] = lambda text: None) -> Any:
+    """Measure.
+
+    Args:
+        tell: gets a line about each run.
+
+    Returns:
+        a dict with `rows`, one per repeat and method (`dsx.bench.link.rows.measure` tells most
+        keys). Besides these: `rate`, bits per second; `utilization`, tokens per second over those
+        of `none`; `over_allreduce`, the same over `allreduce` (None without it);
+        `loss_from`: "this run", or "unshaped link"; `machine`.
+
+    Raises:
+        SettingsError: the settings or a method's name are wrong.
+        LaunchError: a cluster failed, or the link can't be made.
+        Stopped: a signal asked for the end.
+    """
+    settings = load_settings(bench.deepspeed_config, bench.overrides)
+    methods = build_methods(bench.methods, settings, bench.diloco_steps)
+    if bench.rate is None and "allreduce" not in bench.methods:
+        raise SettingsError(
+            "--match-paper takes the rate from a measured all-reduce; add allreduce to --methods"
+        )
+    for method in methods:
+        load_settings(bench.deepspeed_config, [*bench.overrides, *method.overrides])
+    from dsx.training.preflight import preflight
+
+    with _folder(bench.folder) as folder:
+        overrides = [*bench.overrides, f"dsx.run_dir={folder}"]
+        settings = load_settings(bench.deepspeed_config, overrides)
+        ready = preflight(settings, settings.dsx.pipeline.stages)
+        with SlowLink(bench.clusters) as link, _coordinator(link):
+            runs = _Runs(bench, settings.dsx.pipeline.stages, link, folder, tell)
+            rows = [row for repeat in range(bench.repeats) for row in _round(runs, methods, repeat)]
+    return {
+        "rows": rows,
+        "clusters": bench.clusters,
+        "stages": settings.dsx.pipeline.stages,
+        "model_size": ready.model_size,
+        "machine": this_machine(),
+    }
+
+
+def _round(runs: "_Runs", methods: Sequence[Method], repeat: int) -> list[dict[str, Any]]:
+    """Every method once."""
+    rows: list[dict[str, Any]] = []
+    for method in methods:
+        # What computes the same on any link is brought to its end where that is quick.
+        full = None
+        if runs.bench.with_loss and method.speed_steps is not None and method.name != NONE:
+            full = runs.one(method, None, None)
+        if method.name == NONE:
+            row = runs.one(method, None, method.speed_steps)
+        else:
+            if runs.rate is None:
+                probe = full or runs.one(method, None, method.speed_steps)
+                runs.rate = _paper_rate(rows[0], probe)
+            row = runs.one(method, runs.rate, method.speed_steps)
+        row["repeat"] = repeat
+        row["loss_from"] = "this run"
+        if method.speed_steps is not None:
+            row["loss"] = full["loss"] if full is not None else None
+            row["loss_from"] = "unshaped link" if full is not None else None
+        rows.append(row)
+    none = rows[0]["tokens_per_second"]
+    allreduce = next((r["tokens_per_second"] for r in rows if r["method"] == "allreduce"), None)
+    for row in rows:
+        speed = row["tokens_per_second"]
+        row["utilization"] = speed / none
+        row["over_allreduce"] = None if allreduce is None else speed / allreduce
+    return rows
+
+
+def _paper_rate(none: dict[str, Any], allreduce: dict[str, Any]) -> float:
+    """Bits per second at which what all-reduce sends in a step takes `PAPER_RATIO` times as long as
+    computing it does."""
+    tokens = allreduce["tokens"] / allreduce["steps"]
+    computing = tokens / none["tokens_per_second"]
+    return float(8 * allreduce["sent_bytes_per_step"] / (PAPER_RATIO * computing))
+
+
+@dataclass
+class _Runs:
+    """Starts one run after the other on the same link."""
+
+    bench: LinkBench
+    stages: int
+    link: SlowLink
+    folder: Path
+    tell: Callable[[str], None]
+    rate: float | None = field(init=False)
+    _made: int = 0
+
+    def __post_init__(self) -> None:
+        self.rate = self.bench.rate
+
+    def one(self, method: Method, rate: float | None, steps: int | None) -> dict[str, Any]:
+        """A run of `method` at `rate` (None: not shaped), of `steps` steps (None: all)."""
+        self._made += 1
+        run_dir = str(self.folder / f"{self._made}-{method.name}")
+        clusters = self.bench.clusters
+        overrides = run_overrides(method, steps, clusters, run_dir)
+        words = ["--deepspeed_config", str(self.bench.deepspeed_config), "--checked"]
+        words += [part for each in (*self.bench.overrides, *overrides) for part in ("--set", each)]
+        if method.one_job:
+            launches = one_job(self.link, clusters, self.stages, words, run_dir)
+        else:
+            meeting = coordinator_url(self.link) if method.exchanges else None
+            launches = separate_clusters(self.link, clusters, self.stages, words, run_dir, meeting)
+        self.link.shape(rate)
+        shaped = f"{rate / 1e6:.3f} Mbit/s" if rate is not None else "not shaped"
+        self.tell(f"{method.name}: {'all' if steps is None else steps} steps, link {shaped}")
+        watch = Watch(self.link)
+        started = time.time()
+        run_clusters(launches, watch)
+        row = measure(method.name, read_events(run_dir), started, watch, clusters)
+        return {**row, "rate": rate}
+
+
+@contextmanager
+def _folder(given: Path | None) -> Iterator[Path]:
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given.resolve()
+        return
+    folder = Path(tempfile.mkdtemp(prefix="dsx-bench-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@contextmanager
+def _coordinator(link: SlowLink) -> Iterator[None]:
+    """`dsx coordinator` at the hub."""
+    bind = f"{link.hub_address}:{COORDINATOR_PORT}"
+    process = subprocess.Popen(
+        [*link.inside(None), sys.executable, "-m", "dsx.cli.main", "coordinator", "--bind", bind],
+        env={**os.environ, **link.environment},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()

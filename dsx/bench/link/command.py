@@ -1,0 +1,122 @@
+"""The arguments of `dsx bench link`, and what it prints."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dsx.bench.link.bench import LinkBench, run_link_bench
+from dsx.bench.link.methods import METHODS
+from dsx.bench.link.namespaces import network_rights
+from dsx.cluster.supervise import Stopped
+from dsx.errors import SettingsError
+from dsx.settings.units import read_rate
+from dsx.tracking.text import bytes_text, number_text, seconds_text
+
+QUICKSTART = "configs/quickstart.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--deepspeed_config", default=QUICKSTART, metavar="FILE")
+    parser.add_argument(
+        "--set", dest="overrides", nargs="+", action="extend", default=[], metavar="KEY=VALUE"
+    )
+    parser.add_argument("--clusters", type=int, default=2, metavar="N")
+    rate = parser.add_mutually_exclusive_group(required=True)
+    rate.add_argument("--rate", metavar="2mbit", help="of each cluster's line, in each direction")
+    rate.add_argument(
+        "--match-paper",
+        action="store_true",
+        help="the rate at which all-reduce communicates 390 s per second of computing, as in the "
+        "DiLoCoX paper; there 357 times the throughput was reached, 391 can be",
+    )
+    parser.add_argument(
+        "--methods",
+        default=",".join(METHODS),
+        metavar="NAME,NAME",
+        help=f"which of {', '.join(METHODS)} (default: all)",
+    )
+    parser.add_argument(
+        "--diloco-steps",
+        type=int,
+        default=125,
+        metavar="H",
+        help="inner steps of a round of the diloco methods (default: 125)",
+    )
+    parser.add_argument("--repeats", type=int, default=1, metavar="N", help="of everything")
+    parser.add_argument(
+        "--speed-only",
+        action="store_true",
+        help="leave out the runs that only find the loss of all-reduce and DiLoCo at equal tokens",
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="keep the runs there (default: in none)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; returns the exit code.
+
+    Raises:
+        DsxError: as `run_link_bench`.
+    """
+    if arguments.clusters < 2:
+        raise SettingsError(f"--clusters is {arguments.clusters}; a link joins two or more")
+    bench = LinkBench(
+        arguments.deepspeed_config,
+        arguments.overrides,
+        arguments.clusters,
+        read_rate(arguments.rate, "--rate") if arguments.rate is not None else None,
+        arguments.methods.split(","),
+        arguments.diloco_steps,
+        arguments.repeats,
+        not arguments.speed_only,
+        arguments.output,
+    )
+    rights = network_rights()
+    if rights:
+        os.execvp(rights[0], [*rights, sys.executable, "-m", "dsx.cli.main", *sys.argv[1:]])
+    try:
+        result = run_link_bench(bench, lambda text: print(text, file=sys.stderr, flush=True))
+    except Stopped as stopped:
+        print(f"dsx: ended by {stopped}; no process is left", file=sys.stderr)
+        return 128 + stopped.number
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        Console(width=200).print(_table(result["rows"]))
+    return 0
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("method")
+    for name in (
+        *("link", "tokens/s", "utilization", "x all-reduce", "sent per token", "a step", "H"),
+        *("delay", "an exchange", "stood still", "loss", "largest rank"),
+    ):
+        table.add_column(name, justify="right")
+    for row in rows:
+        rate, over = row["rate"], row["over_allreduce"]
+        table.add_row(
+            row["method"],
+            "free" if rate is None else f"{rate / 1e6:.3f} Mbit/s",
+            f"{row['tokens_per_second']:,.1f}",
+            f"{row['utilization']:.4f}",
+            "-" if over is None else f"{over:,.1f}",
+            f"{row['sent_bytes_per_token']:,.1f} B",
+            seconds_text(row["step_seconds"]),
+            "-" if row["local_steps"] is None else str(row["local_steps"]),
+            "-" if row["delay"] is None else str(row["delay"]),
+            seconds_text(row["exchange_seconds"]),
+            seconds_text(row["blocked_seconds"]),
+            number_text(row["loss"]),
+            bytes_text(max(row["peak_rank_bytes"].values(), default=None)),
+        )
+    return table
