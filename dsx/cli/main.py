@@ -21,6 +21,7 @@ COMMANDS = {
     "coordinator": "Run the meeting point of the clusters until Ctrl-C or SIGTERM.",
     "export": "Write a run's weights as a Hugging Face checkpoint.",
     "report": "Write a self-contained HTML page about one or more runs.",
+    "plan": "Say what a run needs and how fast it will be, before a GPU is rented.",
     "simulate": "Try settings out: many clusters in one process, on a modelled link.",
     "bench": "Measure this machine and this installation.",
 }

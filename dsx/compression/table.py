@@ -7,7 +7,7 @@ from torch import Tensor
 from dsx.compression.build import build_codec
 from dsx.compression.codec import Codec
 from dsx.compression.lowrank import LowRank
-from dsx.compression.wire import Message, pack, read_bundle
+from dsx.compression.wire import Message, header_bytes, pack, read_bundle
 from dsx.errors import ExchangeError
 from dsx.settings.codec_block import CompressionSettings
 
@@ -52,6 +52,11 @@ class CodecTable:
     def codec_for(self, name: str, shape: Sequence[int]) -> Codec:
         """The codec that encodes this tensor."""
         return self._codecs[kind_of(shape, self._vocab_size)]
+
+    def most_bytes(self, name: str, shape: Sequence[int]) -> int:
+        """Length of the longest message about such a tensor."""
+        codec = self.codec_for(name, shape)
+        return header_bytes(name, shape, codec.settings) + codec.most_bytes(shape)
 
     def set_rank(self, rank: int) -> None:
         """Use another rank from the next encoding on, wherever the codec is of low rank."""

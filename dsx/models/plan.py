@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 from dsx.models.anatomy import AddsNothing
 from dsx.models.build import build_stage
 from dsx.models.partition import ParameterCounts, StageRange, split_layers
-from dsx.models.skeleton import build_skeleton
+from dsx.models.skeleton import build_skeleton, layer_kind
 from dsx.models.stage import Stage
 
 
@@ -23,6 +23,9 @@ class ModelPlan:
         parameter_shapes: from state-dict name to shape; a tied matrix once, under the name that
             checkpoints keep.
         buffer_shapes: the same for persistent buffers (few families have any).
+        layer_kinds: of each layer, a number that is the same for layers of the same modules, shapes
+            and switches.
+        hidden_size: width of what crosses from stage to stage.
         vocab_size: rows of the embedding; token ids must be below it.
         max_positions: the longest sequence that learned position embeddings allow; None if the
             family computes positions.
@@ -36,6 +39,9 @@ class ModelPlan:
         skeleton = build_skeleton(config)
         self.config = config
         self.layer_count = len(skeleton.layers)
+        kinds = [layer_kind(layer) for layer in skeleton.layers]
+        self.layer_kinds = tuple(kinds.index(kind) for kind in kinds)
+        self.hidden_size: int = skeleton.decoder.config.hidden_size
         self.vocab_size: int = getattr(skeleton.decoder, skeleton.anatomy.embedding).num_embeddings
         learned = AddsNothing in skeleton.anatomy.first_only.values()
         self.max_positions: int | None = config.max_position_embeddings if learned else None
@@ -82,6 +88,18 @@ class ModelPlan:
     ) -> list[StageRange]:
         """Deals the layers out to `stages` stages; see `split_layers`. Raises ModelError."""
         return split_layers(self._counts, stages, how)
+
+    def stage_shapes(self, stage: StageRange) -> dict[str, torch.Size]:
+        """Names and shapes of the parameters of `stage`, a tied matrix with the first stage only:
+        what the ranks of that stage exchange with other clusters."""
+        own = set(range(stage.start, stage.stop)) | ({"embedding"} if stage.is_first else set())
+        own |= {"head"} if stage.is_last else set()
+        return {
+            name: shape
+            for name, shape in self.parameter_shapes.items()
+            if (name != self.tied_name and self._owner(name) in own)
+            or (name == self.tied_name and stage.is_first)
+        }
 
     def build_stage(
         self, stage: StageRange, seed: int | None, activation_checkpointing: bool = False

@@ -1,12 +1,10 @@
 """A small model of the same config: every kind of layer that the large one has, few weights."""
 
 import copy
-from typing import Any
 
-from torch import nn
 from transformers import PretrainedConfig
 
-from dsx.models.skeleton import build_skeleton
+from dsx.models.skeleton import build_skeleton, layer_kind
 
 VOCABULARY = 128
 WINDOW = 8
@@ -44,26 +42,18 @@ def shrink(config: PretrainedConfig) -> PretrainedConfig:
     return small
 
 
+def shallow(config: PretrainedConfig) -> PretrainedConfig:
+    """The same model with the fewest layers that show every kind, at least three (or all)."""
+    small = copy.deepcopy(config)
+    _cut_depth(small, _depth(config))
+    return small
+
+
 def _depth(config: PretrainedConfig) -> int:
     layers = build_skeleton(config).layers
-    kinds = [_kind(layer) for layer in layers]
+    kinds = [layer_kind(layer) for layer in layers]
     first = {kind: i for i, kind in reversed(list(enumerate(kinds)))}
     return max(min(len(kinds), MIN_LAYERS), 1 + max(first.values()))
-
-
-def _kind(layer: nn.Module) -> tuple[Any, ...]:
-    """What tells layers apart: modules, shapes, switches and names (not their index)."""
-    modules = tuple(
-        (
-            name,
-            type(module).__name__,
-            tuple(
-                (n, v) for n, v in vars(module).items() if isinstance(v, (bool, str, type(None)))
-            ),
-        )
-        for name, module in layer.named_modules()
-    )
-    return modules, tuple((n, p.shape) for n, p in layer.named_parameters())
 
 
 def _cut_depth(small: PretrainedConfig, depth: int) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -68,6 +69,21 @@ def build_skeleton(config: PretrainedConfig) -> Skeleton:
     anatomy = ADAPTERS.get(config.model_type, generic.anatomy)(lm)
     names, tied = _name_tensors(lm, anatomy)
     return Skeleton(lm, anatomy, names, tied)
+
+
+def layer_kind(layer: nn.Module) -> tuple[Any, ...]:
+    """What tells layers apart: modules, shapes, switches and names (not their index)."""
+    modules = tuple(
+        (
+            name,
+            type(module).__name__,
+            tuple(
+                (n, v) for n, v in vars(module).items() if isinstance(v, (bool, str, type(None)))
+            ),
+        )
+        for name, module in layer.named_modules()
+    )
+    return modules, tuple((n, p.shape) for n, p in layer.named_parameters())
 
 
 def _refuse_unsupported(config: PretrainedConfig) -> None:

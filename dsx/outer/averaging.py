@@ -11,6 +11,7 @@ decode(b_c)` once the round commits. Two patterns:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -25,6 +26,11 @@ from dsx.settings.codec_block import CompressionSettings
 # From here on two payloads in are fewer than C - 1.
 _SCATTER_FROM = 4
 _NOTHING = torch.empty(0, dtype=torch.uint8)
+
+
+def scatters(pattern: Literal["auto", "gather", "scatter"], contributors: int) -> bool:
+    """Whether `pattern` (`compression.averaging`) means owners for so many contributors."""
+    return pattern == "scatter" or (pattern == "auto" and contributors >= _SCATTER_FROM)
 
 
 @dataclass
@@ -106,9 +112,7 @@ class Averager:
             self._alone(step, delta)
             return step.average
         contributors = sum(1 for share in shares if share)
-        scatter = self._pattern == "scatter" or (
-            self._pattern == "auto" and contributors >= _SCATTER_FROM
-        )
+        scatter = scatters(self._pattern, contributors)
         for names in buckets(self._shapes):
             if scatter:
                 self._scatter(step, names)

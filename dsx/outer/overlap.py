@@ -11,7 +11,7 @@ OwnShare = Literal["none", "all", "mean"]
 _REMEMBERED_ROUNDS = 3
 # Room for the jitter of step times: an average that comes early waits at no cost, a late one
 # stalls the step.
-_MARGIN = 1.25
+DELAY_MARGIN = 1.25
 
 
 class DelayClock:
@@ -38,7 +38,7 @@ class DelayClock:
     def observe(self, exchange_seconds: float, step_seconds: float) -> None:
         """Take note of the slowest exchange and the fastest inner step of all clusters."""
         if exchange_seconds > 0 and step_seconds > 0:
-            self._fitting.append(math.ceil(_MARGIN * exchange_seconds / step_seconds))
+            self._fitting.append(math.ceil(DELAY_MARGIN * exchange_seconds / step_seconds))
 
     def state_dict(self) -> list[int]:
         return list(self._fitting)

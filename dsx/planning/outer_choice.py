@@ -1,0 +1,99 @@
+"""Which rounds and which codec hide behind the inner steps at the least loss."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dsx.outer.overlap import DELAY_MARGIN
+from dsx.planning.exchange import Traffic
+from dsx.planning.quality import EARLY, Measured, expected_kept, nearest
+from dsx.planning.time import Link, RoundTime, round_time
+from dsx.settings.codec_block import CompressionSettings, LowRankCodec, SignCodec, TopKCodec
+from dsx.settings.dsx_block import OuterSettings
+
+_FRACTIONS = (0.1, 0.075, 0.05, 0.03, 0.01)
+_SHORT_ROUND, _SHORTEST_ROUND, _LONGEST_ROUND = 10, 4, 500
+"""Of an early average, of one that comes a round late (docs/quality.md), and of either."""
+
+CODEC_BYTES_PER_SECOND = {"topk": 0.35e9, "lowrank": 0.3e9}
+"""fp32 bytes that a rank's one thread encodes a second (docs/measurements.md); others: 1e9."""
+HOST_BYTES_PER_SECOND = 8e9
+"""Of a rank's fp32 tensors read or written by its host."""
+_BOUNDARY_PASSES = 10
+"""Over a rank's share at both ends of a round: fetch, subtract, norm; rebase, store."""
+
+
+@dataclass(frozen=True)
+class OuterPlan:
+    """Outer settings on a link."""
+
+    settings: OuterSettings
+    traffic: Traffic
+    exchange_seconds: float
+    """From the boundary to the committed average: encoding, link, decoding."""
+    link_seconds: float
+    boundary_seconds: float
+    time: RoundTime
+    measured: Measured
+
+    @property
+    def hides(self) -> bool:
+        """Inner steps wait for nothing but the two ends of the round."""
+        return self.time.stalled <= self.boundary_seconds
+
+    @property
+    def expected_kept(self) -> float:
+        """Of the gap to all-reduce, by the nearest measurement."""
+        return expected_kept(self.measured, self.settings, self.time.delay)
+
+
+def outer_plan(
+    outer: OuterSettings, traffic: Traffic, owned: int, clusters: int, link: Link, step: float
+) -> OuterPlan:
+    """`owned`: parameters of the rank that owns most; `step`: seconds of an inner step."""
+    rate = CODEC_BYTES_PER_SECOND.get(outer.compression.matrices.type, 1e9)
+    coding = 4 * owned * (1 + min(clusters, 2)) / rate
+    on_link = link.seconds(traffic.bytes, traffic.roundtrips)
+    exchange = on_link + coding
+    boundary = _BOUNDARY_PASSES * 4 * owned / HOST_BYTES_PER_SECOND
+    time = round_time(step, outer.local_steps, outer.delay, exchange, boundary)
+    return OuterPlan(
+        outer,
+        traffic,
+        exchange,
+        on_link,
+        boundary,
+        time,
+        nearest(outer, time.delay),
+    )
+
+
+def shortest_round(exchange: float, step: float, least: int, share: float) -> int:
+    """The fewest inner steps, `least` or more, of which `share` covers the exchange."""
+    delay = max(1, math.ceil(DELAY_MARGIN * exchange / step))
+    return max(least, math.ceil(delay / share))
+
+
+def compressions(settings: CompressionSettings) -> Iterator[CompressionSettings]:
+    """The settings' own, then sparser and sparser signs."""
+    yield settings
+    for fraction in _FRACTIONS:
+        codec = TopKCodec(fraction=fraction, values=SignCodec())
+        yield settings.model_copy(update={"matrices": codec, "embeddings": codec})
+
+
+def candidates(
+    outer: OuterSettings, compression: CompressionSettings, exchange: float, step: float
+) -> Iterator[OuterSettings]:
+    """Rounds that cover `exchange` by a fifth of themselves, and by all of themselves."""
+    sparse = not isinstance(compression.matrices, LowRankCodec)
+    changes = {"compression": compression, "own_share": "all"}
+    changes |= {"own_residual": "all"} if sparse else {}
+    early = shortest_round(exchange, step, _SHORT_ROUND, EARLY)
+    if early <= _LONGEST_ROUND:
+        yield outer.model_copy(update={**changes, "local_steps": early, "delay": "auto"})
+    whole = shortest_round(exchange, step, _SHORTEST_ROUND, 1.0)
+    if whole <= _LONGEST_ROUND:
+        yield outer.model_copy(
+            update={**changes, "local_steps": whole, "delay": "round", "momentum": 0.5}
+        )

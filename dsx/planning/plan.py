@@ -1,0 +1,188 @@
+"""From a settings file, clusters, GPUs and a link to a whole plan."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from dsx.errors import SettingsError
+from dsx.models.config import load_config
+from dsx.models.plan import ModelPlan
+from dsx.planning.costs import ModelCosts
+from dsx.planning.exchange import Traffic, round_traffic
+from dsx.planning.hardware import UTILIZATION, Gpu
+from dsx.planning.infeasible import explain
+from dsx.planning.layout import Layout, LayoutPlan, Machine, layout_as_set, layouts, plan_layout
+from dsx.planning.memory import owned_most
+from dsx.planning.methods import PUBLISHED_RANK, MethodPlan, method_plan, others
+from dsx.planning.outer_choice import OuterPlan, candidates, compressions, outer_plan
+from dsx.planning.time import Link
+from dsx.settings import Settings
+from dsx.settings.checks import check_layout
+from dsx.settings.codec_block import CompressionSettings, Int4Codec, LowRankCodec
+from dsx.settings.dsx_block import OuterSettings
+
+_PUBLISHED = CompressionSettings(
+    matrices=LowRankCodec(rank=PUBLISHED_RANK, factors=Int4Codec()),
+    embeddings=LowRankCodec(rank=PUBLISHED_RANK, factors=Int4Codec()),
+    averaging="gather",
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for."""
+
+    settings: Settings
+    clusters: int
+    gpus: int
+    """Of each cluster."""
+    gpu: Gpu
+    link: Link
+    utilization: float = UTILIZATION
+    """Share of the GPU's peak while it computes."""
+    step_seconds: float | None = None
+    """A measured inner step of the settings' own layout, which sets `utilization`."""
+    as_set: bool = False
+    """Take layout and outer settings as they are, instead of choosing."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer."""
+
+    request: Request
+    parameters: int
+    utilization: float
+    chosen: LayoutPlan
+    outer: OuterPlan
+    methods: tuple[MethodPlan, ...]
+    """dsx first."""
+    tokens_per_step: int
+    """Of one cluster."""
+
+    @property
+    def dsx(self) -> MethodPlan:
+        return self.methods[0]
+
+    def speedup(self, method: str) -> float:
+        """Tokens per second over those of `method`."""
+        other = next(plan for plan in self.methods if plan.method == method)
+        return self.dsx.tokens_per_second / other.tokens_per_second
+
+
+class Planner:
+    """Plans for one model: what is traced once serves every request about it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.model = ModelPlan(load_config(settings.dsx.model))
+        dtype = torch.bfloat16 if settings.bf16.enabled else torch.float32
+        self.costs = ModelCosts(self.model, settings.dsx.data.seq_len, dtype)
+
+    def plan(self, request: Request) -> Plan:
+        """The fastest layout that fits, with outer settings that hide on the link.
+
+        Raises:
+            SettingsError: nothing fits, or the batch can't be dealt out; it says what to change.
+            ModelError: the model can't be split or counted.
+        """
+        settings = request.settings
+        utilization = self._utilization(request)
+        machine = Machine(request.gpu, utilization)
+        chosen = self._layout(request, machine)
+        outer = self.outer(request, chosen)
+        tokens = chosen.layout.sequences * settings.dsx.data.seq_len
+        step, all_tokens = chosen.step.seconds, tokens * request.clusters
+        own = method_plan(
+            "dsx",
+            step,
+            all_tokens,
+            outer.settings.local_steps,
+            outer.settings.delay,
+            outer.traffic.bytes,
+            outer.exchange_seconds,
+            outer.boundary_seconds,
+        )
+        parameters = self.model.parameter_counts().total
+        published = self._traffic(chosen.layout, _PUBLISHED, request.clusters)
+        rest = others(parameters, request.clusters, step, all_tokens, request.link, published)
+        return Plan(request, parameters, utilization, chosen, outer, (own, *rest), tokens)
+
+    def _utilization(self, request: Request) -> float:
+        if request.step_seconds is None:
+            return request.utilization
+        layout = layout_as_set(request.settings, request.gpus)
+        ideal = plan_layout(request.settings, self.costs, layout, Machine(request.gpu, 1.0)).step
+        moving = ideal.transfers + ideal.reduce
+        if request.step_seconds <= moving + ideal.compute + ideal.bubble:
+            raise SettingsError(
+                f"--step-seconds {request.step_seconds:g}: at its peak, {request.gpu.name} takes "
+                f"{ideal.seconds:.3g} s for the settings' layout; check the value and --gpu"
+            )
+        return (ideal.compute + ideal.bubble) / (request.step_seconds - moving)
+
+    def _layout(self, request: Request, machine: Machine) -> LayoutPlan:
+        settings = request.settings
+        if request.as_set:
+            check_layout(settings, request.gpus)
+            options = [layout_as_set(settings, request.gpus)]
+        else:
+            options = list(layouts(settings, request.gpus, self.model.layer_count))
+        plans = [plan_layout(settings, self.costs, option, machine) for option in options]
+        fitting = [plan for plan in plans if plan.fits]
+        if not fitting:
+            raise SettingsError(explain(settings, self.costs, plans, request.gpus, machine))
+        return min(fitting, key=lambda plan: (plan.step.seconds, plan.device_bytes))
+
+    def outer(self, request: Request, chosen: LayoutPlan) -> OuterPlan:
+        """Outer settings for a layout: the settings' own where their exchange hides, else those
+        of the least expected loss that hide."""
+        own = request.settings.dsx.outer
+        as_set = self._outer(request, chosen, own)
+        if request.as_set or as_set.hides:
+            return as_set
+        options = [
+            self._outer(request, chosen, option)
+            for compression in compressions(own.compression)
+            for option in candidates(
+                own,
+                compression,
+                self._outer(
+                    request, chosen, own.model_copy(update={"compression": compression})
+                ).exchange_seconds,
+                chosen.step.seconds,
+            )
+        ]
+        hidden = [option for option in options if option.hides]
+        if not hidden:
+            least = min([as_set, *options], key=lambda option: option.exchange_seconds)
+            raise SettingsError(
+                f"an exchange takes {least.exchange_seconds:,.0f} s at the fewest bits "
+                f"({least.traffic.bytes / 1e9:.1f} GB a round) and an inner step "
+                f"{chosen.step.seconds:.1f} s: no round of up to 500 steps hides it; raise the "
+                "link's rate or the batch of a step (gradient_accumulation_steps)"
+            )
+        return max(hidden, key=lambda option: option.expected_kept)
+
+    def _outer(self, request: Request, chosen: LayoutPlan, outer: OuterSettings) -> OuterPlan:
+        layout = chosen.layout
+        traffic = self._traffic(layout, outer.compression, request.clusters)
+        owned = max(
+            owned_most(list(shapes.values()), layout.replicas) for shapes in self._stages(layout)
+        )
+        return outer_plan(
+            outer, traffic, owned, request.clusters, request.link, chosen.step.seconds
+        )
+
+    def _stages(self, layout: Layout) -> list[dict[str, torch.Size]]:
+        stages = self.model.partition(layout.stages)
+        return [self.model.stage_shapes(stage) for stage in stages]
+
+    def _traffic(self, layout: Layout, compression: CompressionSettings, clusters: int) -> Traffic:
+        return round_traffic(
+            self._stages(layout), layout.replicas, compression, self.model.vocab_size, clusters
+        )
+
+
+def scaled(request: Request, clusters: int, link: Link) -> Request:
+    """The same request for other clusters and another link."""
+    return replace(request, clusters=clusters, link=link)

@@ -1,0 +1,150 @@
+"""A whole plan for a small model: what fits, what is chosen, what is refused and why."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsx.cli.main import main
+from dsx.errors import SettingsError
+from dsx.planning.hardware import GPUS, read_gpu
+from dsx.planning.plan import Plan, Planner, Request
+from dsx.planning.time import Link
+from dsx.settings import load_settings
+from dsx.settings.loading import parse_settings, read_json
+from dsx.training.preflight import preflight
+
+CONFIG = Path(__file__).parents[2] / "configs" / "quickstart.json"
+GPU = read_gpu("memory=8gb,tflops=1")
+
+
+@pytest.fixture(scope="module")
+def raw() -> dict[str, Any]:
+    raw = read_json(CONFIG)
+    raw["gradient_accumulation_steps"] = 8
+    return raw
+
+
+@pytest.fixture(scope="module")
+def planner(raw: dict[str, Any]) -> Planner:
+    return Planner(parse_settings(raw))
+
+
+@pytest.fixture(scope="module")
+def request_(raw: dict[str, Any]) -> Request:
+    return Request(parse_settings(raw), clusters=2, gpus=4, gpu=GPU, link=Link(1e9, 0.0))
+
+
+def test_a_faster_link_never_trains_fewer_tokens(planner: Planner, request_: Request) -> None:
+    asked = replace(request_, as_set=True)
+    plans = [planner.plan(replace(asked, link=Link(rate, 0.01))) for rate in (1e6, 1e7, 1e9)]
+    for method in range(4):
+        speeds = [plan.methods[method].tokens_per_second for plan in plans]
+        assert speeds == sorted(speeds), plans[0].methods[method].method
+    assert plans[0].speedup("allreduce") > plans[2].speedup("allreduce") > 0.9
+
+
+def test_every_choice_hides_behind_the_inner_steps(planner: Planner, request_: Request) -> None:
+    for rate in (1e6, 1e7, 1e8):
+        plan = planner.plan(replace(request_, link=Link(rate, 0.05)))
+        steps = plan.outer.time.delay * plan.chosen.step.seconds
+        assert plan.outer.exchange_seconds <= steps
+        assert plan.dsx.utilization > 0.95
+
+
+def test_more_micro_batches_shrink_the_bubble_and_recomputing_shrinks_memory(
+    planner: Planner, request_: Request
+) -> None:
+    def at(**changes: Any) -> Plan:
+        settings = request_.settings
+        pipeline = settings.dsx.pipeline.model_copy(
+            update={"activation_checkpointing": changes.pop("recompute", False)}
+        )
+        dsx = settings.dsx.model_copy(update={"pipeline": pipeline})
+        settings = settings.model_copy(update={"dsx": dsx, **changes})
+        return planner.plan(replace(request_, settings=settings, as_set=True))
+
+    few, many = at(gradient_accumulation_steps=2), at(gradient_accumulation_steps=32)
+    assert few.chosen.bubble_share() == pytest.approx(1 / 3)
+    assert many.chosen.bubble_share() == pytest.approx(1 / 33)
+    kept, again = at(), at(recompute=True)
+    assert again.chosen.device_bytes < kept.chosen.device_bytes
+    assert again.chosen.step.seconds > kept.chosen.step.seconds
+
+
+def test_a_measured_step_sets_the_speed(planner: Planner, request_: Request) -> None:
+    slow = planner.plan(replace(request_, step_seconds=2.0, as_set=True))
+    assert slow.chosen.step.seconds == pytest.approx(2.0)
+    with pytest.raises(SettingsError, match="check the value and --gpu"):
+        planner.plan(replace(request_, step_seconds=1e-9))
+
+
+def test_what_does_not_fit_is_told_with_the_stage_and_the_ways_out(
+    planner: Planner, request_: Request
+) -> None:
+    small = replace(GPU, memory=1.53e9)
+    with pytest.raises(SettingsError, match=r"on stage \d .*use GPUs of .* GPUs per cluster"):
+        planner.plan(replace(request_, gpus=2, gpu=small))
+    with pytest.raises(SettingsError, match="host_memory"):
+        planner.plan(replace(request_, gpu=replace(GPU, host_memory=1e6)))
+    odd = request_.settings.model_copy(update={"train_batch_size": 7})
+    with pytest.raises(SettingsError, match="multiple of 16"):
+        planner.plan(replace(request_, settings=odd, gpus=16))
+
+
+def test_the_written_file_is_what_a_run_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = tmp_path / "planned.json"
+    text = tmp_path / "text.jsonl"
+    documents = [{"text": f"def f{i}(x): return x + {i}\n" * 40} for i in range(50)]
+    text.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    own = {"source": text, "cache_dir": tmp_path / "cache"}
+    sets = [f"dsx.run_dir={tmp_path / 'run'}", *(f"dsx.data.{k}={v}" for k, v in own.items())]
+    words = ["plan", "--deepspeed_config", str(CONFIG), "--clusters", "2", "--link", "2mbit"]
+    words += ["--gpus-per-cluster", "2", "--gpu", "memory=2gb,tflops=1", "--write", str(written)]
+    words += ["--set", *sets]
+    assert main([*words, "--json", "--tokens", "1b", "--price", "2"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+
+    settings = load_settings(written)
+    assert preflight(settings, 2, check_split=False).replicas == shown["layout"]["replicas"]
+    assert settings.train_batch_size == 4
+    assert settings.dsx.outer.local_steps == shown["rows"][0]["local_steps"]
+    assert [row["method"] for row in shown["rows"]] == [
+        "dsx",
+        "allreduce",
+        "opendiloco",
+        "dilocox",
+    ]
+    for row in shown["rows"]:
+        assert row["cost"] == pytest.approx(row["days"] * 24 * 2 * 4)
+
+    assert main(words) == 2
+    assert "name another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a100", "a100-40g"),
+        ("memory=8gb", "'tflops' is missing"),
+        ("memory=8gb,tflops=1,cores=3", "unknown key 'cores'"),
+        ("memory=8,tflops=1", "40gb"),
+        ("memory=8gb,tflops=fast", "plain numbers"),
+        ("nothing.json", "no JSON object"),
+    ],
+)
+def test_a_wrong_gpu_is_told(text: str, told: str) -> None:
+    with pytest.raises(SettingsError, match=told):
+        read_gpu(text)
+
+
+def test_a_gpu_can_be_described_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.json"
+    file.write_text(json.dumps({"memory": "80gb", "tflops": 312, "per_node": 4}))
+    gpu = read_gpu(str(file))
+    assert (gpu.memory, gpu.tflops, gpu.per_node) == (80e9, 312, 4)
+    assert GPUS["a800-40g"].memory == 40 * 2**30
