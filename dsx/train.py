@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from dsx.cli.common import add_settings_arguments, settings_from
+from dsx.cli.common import add_secret_argument, add_settings_arguments, secret_file, settings_from
 from dsx.cli.main import explain_file_error
 from dsx.errors import DsxError, SettingsError
 from dsx.tracking.phases import announce
@@ -50,6 +50,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="this machine's address as other clusters reach it (default: the one from which the "
         "coordinator is reached)",
     )
+    add_secret_argument(parser)
     parser.add_argument(
         "--resume",
         default="auto",
@@ -92,20 +93,24 @@ def _train(args: argparse.Namespace, rank: int, until_the_end: ExitStack) -> int
     settings = settings_from(args)
     announce("loading libraries", rank)
     # Heavy imports come after the settings are known to be good.
+    from dsx.exchange.secret import RunSecret, require_secret
     from dsx.training.holding import held
     from dsx.training.meeting import read_address
     from dsx.training.preflight import preflight
     from dsx.training.run import ClusterRun, Launch
     from dsx.training.stopping import EXIT_STOPPED
 
+    path = secret_file(args)
+    secret = RunSecret.read(path) if path is not None else None
     if args.coordinator is not None:
-        read_address(args.coordinator)
+        require_secret(secret, read_address(args.coordinator)[0], "--coordinator")
+        require_secret(secret, args.bind or "127.0.0.1", "--bind")
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     announce("preparing data, checking the model", rank)
     ready = preflight(settings, processes, check_split=rank == 0 and not args.checked)
     if rank == 0:
         until_the_end.enter_context(held(settings.dsx.run_dir, args.cluster))
-    launch = Launch(args.cluster, args.coordinator, args.bind, args.resume)
+    launch = Launch(args.cluster, args.coordinator, args.bind, args.resume, secret)
     announce("building the model", rank)
     run = ClusterRun(settings, launch, ready)
     # Whoever starts several clusters says itself how to go on with them.

@@ -2,8 +2,12 @@
 
 import argparse
 import math
+import os
 
 from dsx.settings import Settings, load_settings
+
+SECRET_VARIABLE = "DSX_SECRET_FILE"
+"""Names the run secret's file where no `--secret-file` does."""
 
 
 def count(text: str) -> int:
@@ -41,6 +45,22 @@ def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="override settings, as in dsx.outer.local_steps=10",
     )
+
+
+def add_secret_argument(parser: argparse.ArgumentParser) -> None:
+    """`--secret-file PATH`, to be read by `secret_file`."""
+    parser.add_argument(
+        "--secret-file",
+        metavar="FILE",
+        help="the run secret that `dsx secret new FILE` has made, the same for all clusters and "
+        f"the coordinator (default: the file that {SECRET_VARIABLE} names; without any there is no "
+        "secret, which only loopback addresses allow)",
+    )
+
+
+def secret_file(arguments: argparse.Namespace) -> str | None:
+    """Where the run secret is; None without one."""
+    return arguments.secret_file or os.environ.get(SECRET_VARIABLE) or None
 
 
 def settings_from(arguments: argparse.Namespace) -> Settings:

@@ -6,7 +6,14 @@ import signal
 import sys
 import time
 
-from dsx.cli.common import add_settings_arguments, count, settings_arguments, settings_from
+from dsx.cli.common import (
+    add_secret_argument,
+    add_settings_arguments,
+    count,
+    secret_file,
+    settings_arguments,
+    settings_from,
+)
 from dsx.errors import LaunchError
 
 HELP = "Start several clusters on this machine."
@@ -25,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="data-parallel replicas of each pipeline stage inside a cluster (default: 1)",
     )
+    add_secret_argument(parser)
     parser.add_argument(
         "--resume",
         default="auto",
@@ -42,12 +50,16 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         SettingsError: the settings are wrong; nothing was started.
-        LaunchError: a cluster failed; the others were ended.
+        LaunchError: a cluster failed, and the others were ended; or the secret can't be used.
     """
+    from dsx.exchange.secret import RunSecret
+
     # Every cluster waits for all others before its first step. The user's overrides come later
     # and win.
     args.overrides = [f"dsx.outer.start_clusters={args.clusters}", *args.overrides]
     settings = settings_from(args)
+    path = secret_file(args)
+    secret = RunSecret.read(path) if path is not None else None
     processes = settings.dsx.pipeline.stages * args.replicas
 
     # Whatever can be refused is refused here, before any process is started.
@@ -77,9 +89,10 @@ def run(args: argparse.Namespace) -> int:
     for name in names:
         with held(run_dir, name):  # each cluster's rank 0 takes it again
             pass
-    with Coordinator("127.0.0.1:0", settings.dsx.outer.timeout_seconds) as coordinator:
+    given = ["--secret-file", path] if path is not None else []
+    with Coordinator("127.0.0.1:0", settings.dsx.outer.timeout_seconds, secret) as coordinator:
         launches = plan_launches(
-            [*settings_arguments(args), "--checked", "--resume", args.resume],
+            [*settings_arguments(args), "--checked", "--resume", args.resume, *given],
             args.clusters,
             processes,
             coordinator.address,

@@ -19,6 +19,7 @@ COMMANDS = {
     "tokenizer": "Train a tokenizer.",
     "local": "Start several clusters on this machine.",
     "coordinator": "Run the meeting point of the clusters until Ctrl-C or SIGTERM.",
+    "secret": "Make the secret that the clusters of a run know each other by.",
     "export": "Write a run's weights as a Hugging Face checkpoint.",
     "report": "Write a self-contained HTML page about one or more runs.",
     "plan": "Say what a run needs and how fast it will be, before a GPU is rented.",

@@ -1,13 +1,17 @@
 """The meeting point of the clusters: torchft's lighthouse inside this process.
 
-It forms the quorum of every round and carries no training data. It is neither encrypted nor
-authenticated, so it belongs on an address that only the clusters reach.
+It forms the quorum of every round and carries no training data. It neither encrypts nor asks who
+is there: with a run secret it listens on the loopback address alone, behind a relay that does;
+without one, this address has to be the loopback address, too.
 """
 
 import os
+import socket
 from types import TracebackType
 
 from dsx.errors import LaunchError
+from dsx.exchange.relay import Relay
+from dsx.exchange.secret import RunSecret, require_secret
 
 # torchft reads this once, when it is imported; at its own default it tells every quorum.
 os.environ.setdefault("RUST_LOG", "warn")
@@ -24,34 +28,52 @@ class Coordinator:
         bind: HOST:PORT to listen on; port 0 takes a free one.
         straggler_seconds: how long a round that has enough clusters waits for those that are
             alive but have not finished their inner steps.
+        secret: of the run; who does not hold it reaches nothing.
 
     Raises:
-        LaunchError: `bind` is not an address of this machine, or is taken.
+        LaunchError: `bind` is not an address of this machine, or is taken, or others can reach it
+            and there is no secret.
     """
 
-    def __init__(self, bind: str, straggler_seconds: float = STRAGGLER_SECONDS) -> None:
+    def __init__(
+        self,
+        bind: str,
+        straggler_seconds: float = STRAGGLER_SECONDS,
+        secret: RunSecret | None = None,
+    ) -> None:
         host, separator, port = bind.rpartition(":")
         if not separator or not host or not port.isdigit() or int(port) > 65535:
             raise LaunchError(
                 f"--bind is {bind!r}; give HOST:PORT, for example 127.0.0.1:29510 (port 0 takes a "
                 "free one)"
             )
+        require_secret(secret, host, "--bind")
+        self._relay: Relay | None = None
         try:
             self._server = LighthouseServer(
-                bind=bind, min_replicas=1, join_timeout_ms=round(straggler_seconds * 1000)
+                bind=bind if secret is None else "127.0.0.1:0",
+                min_replicas=1,
+                join_timeout_ms=round(straggler_seconds * 1000),
             )
         except Exception as error:
-            raise LaunchError(
-                f"the coordinator can't listen on {bind} ({error}); choose an address of this "
-                "machine and a port that is free"
-            ) from error
+            raise _cannot_listen(bind, error) from error
         self.port = int(self._server.address().rsplit(":", 1)[1])
         """The port that it listens on."""
-        everywhere = host in ("0.0.0.0", "[::]")
-        self.address = self._server.address() if everywhere else f"http://{host}:{self.port}"
+        if secret is not None:
+            behind = ("127.0.0.1", self.port)
+            try:
+                self._relay = Relay((host.strip("[]"), int(port)), behind, secret)
+            except OSError as error:
+                self._server.shutdown()
+                raise _cannot_listen(bind, error) from error
+            self.port = self._relay.port
+        named = socket.gethostname() if host in ("0.0.0.0", "[::]") else host
+        self.address = f"http://{named}:{self.port}"
         """What clusters are given as `--coordinator`."""
 
     def close(self) -> None:
+        if self._relay is not None:
+            self._relay.close()
         self._server.shutdown()
 
     def __enter__(self) -> "Coordinator":
@@ -64,3 +86,10 @@ class Coordinator:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _cannot_listen(bind: str, error: Exception) -> LaunchError:
+    return LaunchError(
+        f"the coordinator can't listen on {bind} ({error}); choose an address of this machine and "
+        "a port that is free"
+    )

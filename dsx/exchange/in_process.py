@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from dsx.errors import ExchangeError
-from dsx.exchange.interface import Membership, Traffic
+from dsx.exchange.interface import Membership, Traffic, check_length
 
 
 class InProcessHub:
@@ -98,7 +98,7 @@ class InProcessExchange:
         self._sequence = 0
         return self._membership
 
-    def all_to_all(self, payloads: list[torch.Tensor]) -> list[torch.Tensor]:
+    def all_to_all(self, payloads: list[torch.Tensor], most: int) -> list[torch.Tensor]:
         clusters = self._membership.clusters
         self._sequence += 1
         for name, payload in zip(clusters, payloads, strict=True):
@@ -107,6 +107,7 @@ class InProcessExchange:
         received = [self._hub._take(self._key(name, self._name)) for name in clusters]
         for index, (sent, got) in enumerate(zip(payloads, received, strict=True)):
             if index != self._membership.index:
+                check_length(clusters[index], got.numel(), most)
                 self.traffic.sent += sent.numel()
                 self.traffic.received += got.numel()
         return received

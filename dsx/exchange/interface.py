@@ -10,6 +10,8 @@ from typing import Protocol
 
 import torch
 
+from dsx.errors import ExchangeError
+
 
 @dataclass(frozen=True)
 class Membership:
@@ -44,16 +46,18 @@ class Exchange(Protocol):
     the round can then only be ended by `commit(False)`.
     """
 
-    traffic: Traffic
+    @property
+    def traffic(self) -> Traffic: ...
 
     def join(self) -> Membership:
         """Agree with the other clusters on who takes part in the round that begins."""
         ...
 
-    def all_to_all(self, payloads: list[torch.Tensor]) -> list[torch.Tensor]:
+    def all_to_all(self, payloads: list[torch.Tensor], most: int) -> list[torch.Tensor]:
         """Send `payloads[i]` to member i; returns what each member sent here, in member order.
 
-        Payloads are uint8, 1-D, on the CPU, of any length (zero included).
+        Payloads are uint8, 1-D, on the CPU, of any length (zero included) up to `most` bytes;
+        whoever announces more to this rank is refused before memory is taken for it.
         """
         ...
 
@@ -66,6 +70,17 @@ class Exchange(Protocol):
         ...
 
 
-def gather(exchange: Exchange, members: int, payload: torch.Tensor) -> list[torch.Tensor]:
+def gather(
+    exchange: Exchange, members: int, payload: torch.Tensor, most: int
+) -> list[torch.Tensor]:
     """Everybody's payload, in member order: one `all_to_all` of the same bytes to all."""
-    return exchange.all_to_all([payload] * members)
+    return exchange.all_to_all([payload] * members, most)
+
+
+def check_length(sender: str, length: int, most: int) -> None:
+    """Raises ExchangeError when `sender` announces more than can be due here."""
+    if not 0 <= length <= most:
+        raise ExchangeError(
+            f"cluster {sender} announces a message of {length} bytes where at most {most} can be "
+            "due; it runs another version of dsx, or is none"
+        )

@@ -23,7 +23,7 @@ from torchft import ProcessGroupGloo
 from torchft.coordination import ManagerClient, ManagerServer
 
 from dsx.errors import ExchangeError, ExchangeRefused
-from dsx.exchange.interface import Membership, Traffic
+from dsx.exchange.interface import Membership, Traffic, check_length
 
 _MANAGER_KEY = "dsx/manager"
 # The control traffic shares the slow link with the exchange: at torchft's default of ten beats a
@@ -171,12 +171,18 @@ class TorchftExchange:
             ) from error
         self._connected = quorum
 
-    def all_to_all(self, payloads: list[torch.Tensor]) -> list[torch.Tensor]:
+    def all_to_all(self, payloads: list[torch.Tensor], most: int) -> list[torch.Tensor]:
         mine = self._membership.index
         lengths = self._swap(
             [torch.tensor([payload.numel()], dtype=torch.int64) for payload in payloads],
             [torch.zeros(1, dtype=torch.int64) for _ in payloads],
         )
+        try:
+            for name, length in zip(self._membership.clusters, lengths, strict=True):
+                check_length(name, int(length), most)
+        except ExchangeError:
+            self._connected = None  # The bytes that it announced may be on their way.
+            raise
         received = [torch.empty(int(length), dtype=torch.uint8) for length in lengths]
         received[mine] = payloads[mine]
         return self._swap(payloads, received)

@@ -207,7 +207,8 @@ class Averager:
         payload = _NOTHING
         if step.delta is not None:
             payload = torch.cat([self._encode(step, name) for name in names])
-        bundles = gather(step.exchange, len(step.shares), payload)
+        most = self._most_bytes(self._table, names)
+        bundles = gather(step.exchange, len(step.shares), payload, most)
         self._mean(step, bundles, names)
 
     def _scatter(self, step: "_Step", names: list[str]) -> None:
@@ -219,8 +220,8 @@ class Averager:
                 torch.cat([self._encode(step, name) for name in own]) if own else _NOTHING
                 for own in owned
             ]
-        bundles = step.exchange.all_to_all(payloads)
         mine = owned[step.membership.index]
+        bundles = step.exchange.all_to_all(payloads, self._most_bytes(self._table, mine))
         messages = []
         if mine:
             own_share = step.shares[step.membership.index]
@@ -228,13 +229,16 @@ class Averager:
                 message, residual = self._mean_table.encode_with_residual(name, mean, step.round)
                 self._feedback.stage(name, step.residuals.pop(name) + residual / own_share)
                 messages.append(message)
-        means = gather(
-            step.exchange, len(step.shares), torch.cat(messages) if messages else _NOTHING
-        )
+        payload = torch.cat(messages) if messages else _NOTHING
+        most = max(self._most_bytes(self._mean_table, own) for own in owned)
+        means = gather(step.exchange, len(step.shares), payload, most)
         for member, bundle in enumerate(means):
             decoded = self._decode(self._mean_table, step, member, bundle, owned[member])
             for name, mean in decoded.items():
                 self._keep(step, name, mean)
+
+    def _most_bytes(self, table: CodecTable, names: list[str]) -> int:
+        return table.most_bytes({name: self._shapes[name] for name in names})
 
     def _owners(self, shares: Sequence[float], names: list[str]) -> dict[str, int]:
         """Largest tensor first, each to the contributor with the fewest elements so far."""

@@ -6,7 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dsx.errors import ExchangeError, ExchangeRefused
 
 PROTOCOL = 1
-_LONGEST = 4096
+LONGEST = 4096
+"""Bytes of a header, at most."""
 
 
 class Header(BaseModel):
@@ -39,9 +40,9 @@ class Header(BaseModel):
     @staticmethod
     def from_bytes(payload: torch.Tensor, sender: str) -> "Header":
         """Raises ExchangeError when the bytes are no header of this protocol."""
-        if payload.numel() > _LONGEST:
+        if payload.numel() > LONGEST:
             raise ExchangeError(
-                f"cluster {sender} sent a header of {payload.numel()} bytes; at most {_LONGEST} "
+                f"cluster {sender} sent a header of {payload.numel()} bytes; at most {LONGEST} "
                 "are read: does it run another version of dsx?"
             )
         try:

@@ -13,7 +13,7 @@ from dsx.exchange.interface import Exchange, Membership, gather
 from dsx.outer.averaging import Average, Averager, Moments
 from dsx.outer.control import Control, Observed
 from dsx.outer.digest import join_digests
-from dsx.outer.header import Header, check_headers
+from dsx.outer.header import LONGEST, Header, check_headers
 from dsx.outer.state import SharedState, hand_over
 
 log = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ class RoundExchange:
             measured_rank=contribution.measured_rank,
             step=contribution.step,
         )
-        messages = gather(self._exchange, len(membership), own.to_bytes())
+        messages = gather(self._exchange, len(membership), own.to_bytes(), LONGEST)
         headers = [
             Header.from_bytes(message, name)
             for name, message in zip(membership.clusters, messages, strict=True)

@@ -11,6 +11,9 @@ from dsx.outer.buckets import buckets, pack, unpack
 from dsx.outer.digest import tensor_digest
 from dsx.outer.optimizer import OuterOptimizer
 
+_MOST_SCALARS = 2**24
+"""Bytes of the scalars, far more than there ever are."""
+
 
 class Progress(BaseModel):
     """The scalars of the shared state."""
@@ -83,23 +86,24 @@ def hand_over(
     own = membership.index
     sending, receiving = own == source, own in receivers
 
-    def move(payload: torch.Tensor) -> torch.Tensor:
+    def move(payload: torch.Tensor, most: int) -> torch.Tensor:
         nothing = torch.empty(0, dtype=torch.uint8)
         sent = [
             payload if sending and member in receivers else nothing
             for member in range(len(membership))
         ]
-        return exchange.all_to_all(sent)[source]
+        return exchange.all_to_all(sent, most)[source]
 
     scalars = torch.frombuffer(
         bytearray(state.progress.model_dump_json().encode()), dtype=torch.uint8
     )
-    got = move(scalars)
+    got = move(scalars, _MOST_SCALARS)
     named = state.tensors()
     shapes = {name: value.shape for name, value in named.items()}
     fresh: dict[str, torch.Tensor] = {}
     for names in buckets(shapes):
-        payload = move(pack(named, names) if sending else scalars[:0])
+        most = sum(4 * shapes[name].numel() for name in names)
+        payload = move(pack(named, names) if sending else scalars[:0], most)
         if receiving:
             fresh |= unpack(payload, shapes, names, membership.clusters[source])
     # Only now is everything here: a source lost in between leaves the state untouched.

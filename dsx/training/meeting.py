@@ -2,13 +2,19 @@
 
 import logging
 import socket
+import ssl
 import time
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from torch.distributed import TCPStore
 
 from dsx.cluster.agreement import ClusterAgreement
-from dsx.errors import ExchangeError
+from dsx.errors import ExchangeError, ExchangeRefused
+from dsx.exchange.authenticated import AuthenticatedExchange
+from dsx.exchange.interface import Exchange
+from dsx.exchange.relay import Relay, server_name, tls_context
+from dsx.exchange.secret import RunSecret
 from dsx.exchange.torchft import ClusterAddress, TorchftExchange
 
 log = logging.getLogger(__name__)
@@ -16,6 +22,24 @@ log = logging.getLogger(__name__)
 CONNECT_SECONDS = 60.0
 """How long a cluster waits for a coordinator that doesn't answer yet."""
 _RETRY_SECONDS = 0.5
+_PLAIN_QUESTION = b"GET /status HTTP/1.1\r\nHost: coordinator\r\nConnection: close\r\n\r\n"
+
+
+@dataclass
+class Meeting:
+    """A rank's end of the exchange, and on rank 0 what has to live as long as that.
+
+    Whoever uses the exchange closes it; then this.
+    """
+
+    exchange: Exchange
+    store: TCPStore | None
+    relay: Relay | None
+
+    def close(self) -> None:
+        """Let go of what the exchange needed."""
+        if self.relay is not None:
+            self.relay.close()
 
 
 def meet(
@@ -26,42 +50,51 @@ def meet(
     world_size: int,
     agreement: ClusterAgreement,
     timeout_seconds: float,
+    secret: RunSecret | None = None,
     connect_seconds: float = CONNECT_SECONDS,
-) -> tuple[TorchftExchange, TCPStore | None]:
+) -> Meeting:
     """Join the clusters that `coordinator` knows. Collective over the ranks of this cluster.
 
     Args:
         bind_host: the address under which the other clusters reach rank 0 of this one; None takes
             the one from which the coordinator is reached, as all other ranks do.
+        secret: of the run; all clusters and the coordinator have the same, or none.
         connect_seconds: longest wait for the coordinator.
-
-    Returns:
-        the exchange, and on rank 0 the store that has to live as long as it.
 
     Raises:
         ExchangeError: the coordinator can't be reached, or `bind_host` can't be used. All ranks
             raise it alike.
+        ExchangeRefused: the coordinator has another secret, or only one of the two has one.
     """
     store: TCPStore | None = None
+    relay: Relay | None = None
     opened, problem = None, None
     if rank == 0:
         try:
             address = read_address(coordinator)
-            wait_for(address, connect_seconds)
+            wait_for(address, connect_seconds, secret, cluster)
             host = bind_host or _own_address(address)
             store = open_store(host)
             opened = (host, store.port)
         except ExchangeError as error:
             # The others would only see that this rank has gone.
-            problem = str(error)
+            problem = (type(error), str(error))
     opened, problem = agreement.broadcast((opened, problem))
     if opened is None:
-        raise ExchangeError(problem)
+        kind, message = problem
+        raise kind(message)
     host, port = opened
     place = ClusterAddress(cluster, rank, world_size, host, port)
     # The other ranks may be on other machines, where rank 0's address is not to be had.
     own = host if rank == 0 else _own_address(read_address(coordinator))
-    return TorchftExchange(place, coordinator, own, timeout_seconds, connect_seconds), store
+    if rank == 0 and secret is not None:
+        relay = Relay(("127.0.0.1", 0), read_address(coordinator), secret, cluster)
+        coordinator = f"http://127.0.0.1:{relay.port}"
+    exchange: Exchange
+    exchange = TorchftExchange(place, coordinator, own, timeout_seconds, connect_seconds)
+    if secret is not None:
+        exchange = AuthenticatedExchange(exchange, secret)
+    return Meeting(exchange, store, relay)
 
 
 def read_address(coordinator: str) -> tuple[str, int]:
@@ -78,16 +111,24 @@ def read_address(coordinator: str) -> tuple[str, int]:
     return host, port
 
 
-def wait_for(address: tuple[str, int], seconds: float) -> None:
-    """Return once something listens there. Raises ExchangeError after `seconds`."""
+def wait_for(
+    address: tuple[str, int], seconds: float, secret: RunSecret | None = None, cluster: str = "c0"
+) -> None:
+    """Return once a coordinator answers there, and lets this cluster in.
+
+    Raises:
+        ExchangeError: nothing answers for `seconds`.
+        ExchangeRefused: it has another secret, or only one of the two has one.
+    """
     deadline = time.monotonic() + seconds
     told = False
+    where = "http://{}:{}".format(*address)
     while True:
         try:
-            socket.create_connection(address, timeout=max(1.0, seconds / 10)).close()
+            with socket.create_connection(address, timeout=max(1.0, seconds / 10)) as connection:
+                _greet(connection, where, secret, cluster)
             return
         except OSError as error:
-            where = "http://{}:{}".format(*address)
             if time.monotonic() >= deadline:
                 raise ExchangeError(
                     f"the coordinator at {where} can't be reached ({error}; tried for "
@@ -98,6 +139,37 @@ def wait_for(address: tuple[str, int], seconds: float) -> None:
                 log.warning("waiting for a coordinator at %s: %s", where, error)
                 told = True
         time.sleep(_RETRY_SECONDS)
+
+
+def _greet(connection: socket.socket, where: str, secret: RunSecret | None, cluster: str) -> None:
+    """See that whoever listens is a coordinator with the same secret, or with none like this."""
+    if secret is None:
+        connection.sendall(_PLAIN_QUESTION)
+        try:
+            answer = connection.recv(5)
+        except ConnectionError:
+            answer = b""
+        if answer != b"HTTP/":
+            raise ExchangeRefused(
+                f"the coordinator at {where} does not let in who has no run secret; give "
+                "--secret-file FILE, with the secret that it was started with"
+            )
+        return
+    try:
+        context = tls_context(secret, server=False)
+        context.wrap_socket(connection, server_hostname=server_name(cluster)).close()
+    except ssl.SSLCertVerificationError as error:
+        raise ExchangeRefused(
+            f"the coordinator at {where} has another run secret than this cluster's "
+            "--secret-file; copy the same file to both"
+        ) from error
+    except ssl.SSLEOFError:
+        raise  # It ended in the middle of its greeting: worth another try.
+    except ssl.SSLError as error:
+        raise ExchangeRefused(
+            f"the coordinator at {where} has no run secret ({error}); start it with `dsx "
+            "coordinator --secret-file FILE`, and all clusters with the same"
+        ) from error
 
 
 def open_store(host: str) -> TCPStore:

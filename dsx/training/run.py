@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch.distributed import TCPStore
-
 from dsx.checkpoint.manifest import DataPosition
 from dsx.cluster.engine import ClusterEngine
 from dsx.cluster.schedule import learning_rate
 from dsx.data.batches import BatchStream, heldout_batches
 from dsx.data.order import SampleOrder
+from dsx.exchange.secret import RunSecret
 from dsx.models.pretrained import load_pretrained
 from dsx.models.stage import Stage
 from dsx.outer.engine import Interrupted, OuterEngine
@@ -19,7 +18,7 @@ from dsx.outer.report import RoundReport
 from dsx.settings import Settings
 from dsx.tracking.phases import announce
 from dsx.tracking.tracker import Tracker
-from dsx.training.meeting import meet
+from dsx.training.meeting import Meeting, meet
 from dsx.training.preflight import Preflight, run_identity
 from dsx.training.reporting import Reporter, codec_label
 from dsx.training.saving import RunSaver
@@ -41,6 +40,7 @@ class Launch:
     coordinator: str | None
     bind_host: str | None
     resume: str
+    secret: RunSecret | None = None
 
 
 class ClusterRun:
@@ -78,6 +78,7 @@ class ClusterRun:
             self._dsx.training.eval_batches,
         )
         self.outer: OuterEngine | None = None
+        self._meeting: Meeting | None = None
         self._data: DataPosition | None = None
         self.saved = self.saver.found.folder if self.saver.found is not None else None
         """The checkpoint that a run which was asked to end goes on from."""
@@ -127,6 +128,8 @@ class ClusterRun:
         self.saver.close()
         if self.outer is not None:
             self.outer.close()
+        if self._meeting is not None:
+            self._meeting.close()
         self._report.close()
         self.engine.close()
 
@@ -136,7 +139,7 @@ class ClusterRun:
 
     def begin(self) -> None:
         """Bring back what was saved, meet the other clusters, find the place in the data."""
-        self.outer, self._store = self._join_clusters()
+        self.outer = self._join_clusters()
         self.saver.restore(self.outer)
         if self.saver.found is not None and self.saver.is_own:
             self.step = self.saver.found.manifest.step
@@ -216,10 +219,10 @@ class ClusterRun:
             load_pretrained(stage, pretrained)
         return stage
 
-    def _join_clusters(self) -> tuple[OuterEngine | None, TCPStore | None]:
+    def _join_clusters(self) -> OuterEngine | None:
         if self._launch.coordinator is None:
-            return None, None
-        exchange, store = meet(
+            return None
+        self._meeting = meet(
             self._launch.cluster,
             self._launch.coordinator,
             self._launch.bind_host,
@@ -227,11 +230,12 @@ class ClusterRun:
             self.engine.world_size,
             self.engine.agreement,
             self._dsx.outer.timeout_seconds,
+            self._launch.secret,
         )
-        outer = OuterEngine(
+        return OuterEngine(
             self._dsx.outer,
             self.engine.weights,
-            exchange,
+            self._meeting.exchange,
             identity=run_identity(self._settings, self._ready),
             seed=self._dsx.seed,
             vocab_size=self._ready.plan.vocab_size,
@@ -239,7 +243,6 @@ class ClusterRun:
             on_commit=self._after_commit,
             stop_wanted=lambda: self._stops.wanted,
         )
-        return outer, store
 
     def _inner_step(self) -> None:
         rate = learning_rate(self.step, self._settings)

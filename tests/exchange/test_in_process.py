@@ -20,7 +20,7 @@ def test_everybody_receives_what_each_sent_to_it_and_bytes_are_counted() -> None
     def round_of(name: str) -> list[str]:
         exchange = hub.exchange(name)
         membership = exchange.join()
-        received = exchange.all_to_all([message(name + to) for to in membership.clusters])
+        received = exchange.all_to_all([message(name + to) for to in membership.clusters], 2)
         return [bytes(payload.numpy()).decode() for payload in received]
 
     with ThreadPoolExecutor(3) as pool:
@@ -35,7 +35,7 @@ def test_a_peer_that_leaves_in_the_middle_of_a_round_is_an_error_with_its_name()
         list(pool.map(lambda name: hub.exchange(name).join(), ("a", "b")))
     hub.exchange("b").close()
     with pytest.raises(ExchangeError, match="cluster b left"):
-        hub.exchange("a").all_to_all([message("x"), message("y")])
+        hub.exchange("a").all_to_all([message("x"), message("y")], 1)
 
 
 def test_a_join_goes_on_without_members_that_left() -> None:

@@ -23,7 +23,7 @@ class Told:
 
 
 def call(coordinator: str, told: Told, rank: int = 0, bind: str | None = None) -> Any:
-    return meet("c0", coordinator, bind, rank, 2, told, 5.0, connect_seconds=0.2)  # type: ignore[arg-type]
+    return meet("c0", coordinator, bind, rank, 2, told, 5.0, connect_seconds=1.0)  # type: ignore[arg-type]
 
 
 def unused_port() -> int:
@@ -47,8 +47,8 @@ def test_a_coordinator_that_is_no_address_is_refused_with_an_example(url: str) -
 
 
 def test_an_address_of_another_machine_is_refused_by_name() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as coordinator:
-        url = f"http://127.0.0.1:{coordinator.getsockname()[1]}"
+    with Coordinator("127.0.0.1:0") as coordinator:
+        url = coordinator.address
         with pytest.raises(ExchangeError, match=r"can't listen on 203\.0\.113\.5 .*--bind"):
             call(url, Told(), bind="203.0.113.5")
 
@@ -56,11 +56,11 @@ def test_an_address_of_another_machine_is_refused_by_name() -> None:
 def test_what_a_cluster_opens_listens_on_its_own_address_alone() -> None:
     with Coordinator("127.0.0.1:0") as coordinator:
         before = listening()
-        exchange, store = call(coordinator.address, Told())
+        meeting = call(coordinator.address, Told())
         opened = listening() - before
-        exchange.close()
-    assert store is not None
-    assert ("127.0.0.1", store.port) in opened
+        meeting.exchange.close()
+    assert meeting.store is not None
+    assert ("127.0.0.1", meeting.store.port) in opened
     assert {address for address, _ in opened} == {"127.0.0.1"}
     assert len(opened) == 2  # The store and the manager.
 
