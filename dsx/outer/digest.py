@@ -28,11 +28,3 @@ def tensor_digest(tensors: Mapping[str, torch.Tensor]) -> list[int]:
 def join_digests(totals: Sequence[float]) -> str:
     """The cluster's digest as hex, from the summed contributions of its ranks."""
     return "".join(f"{int(total) % _MODULUS:08x}" for total in totals)
-
-
-def shapes_digest(shapes: Mapping[str, torch.Size], identity: str) -> str:
-    """What two ranks must have in common before they exchange a byte: settings, names, shapes."""
-    state = hashlib.blake2b(identity.encode(), digest_size=16)
-    for name, shape in shapes.items():
-        state.update(f"\0{name}:{tuple(shape)}".encode())
-    return state.hexdigest()

@@ -8,7 +8,7 @@ committed averages only; whatever a cluster adds for itself is a local view.
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import torch
@@ -18,7 +18,7 @@ from dsx.exchange.interface import Exchange
 from dsx.outer.agreement import Agreement, AloneAgreement, total_norm
 from dsx.outer.averaging import Averager
 from dsx.outer.control import Control
-from dsx.outer.digest import shapes_digest
+from dsx.outer.identity import Identity
 from dsx.outer.keeping import Keeper
 from dsx.outer.optimizer import OuterOptimizer
 from dsx.outer.overlap import DelayClock, own_share
@@ -55,7 +55,7 @@ class OuterEngine:
         settings: the `dsx.outer` block.
         weights: the inner training's fp32 masters.
         exchange: this rank's outer group.
-        identity: digest of everything that clusters must have in common.
+        identity: everything that clusters must have in common, by name.
         seed: of the codecs that need one.
         vocab_size: rows of the embedding, whose codec may be another than that of other matrices.
         agreement: collectives among the ranks of this cluster.
@@ -71,7 +71,7 @@ class OuterEngine:
         settings: OuterSettings,
         weights: LocalWeights,
         exchange: Exchange,
-        identity: str = "",
+        identity: Mapping[str, object] | None = None,
         seed: int = 0,
         vocab_size: int | None = None,
         agreement: Agreement | None = None,
@@ -96,7 +96,7 @@ class OuterEngine:
             self.state,
             exchange,
             self.averager,
-            shapes_digest(weights.shapes(), identity),
+            Identity(identity or {}, weights.shapes()),
             settings.min_clusters,
             self._control,
             clock,

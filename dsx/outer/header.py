@@ -53,7 +53,7 @@ class Header(BaseModel):
             ) from error
 
 
-def check_headers(headers: list[Header], clusters: tuple[str, ...], own: int) -> None:
+def check_headers(headers: list[Header], clusters: tuple[str, ...]) -> None:
     """Refuse to exchange with anybody who trains something else.
 
     Raises:
@@ -64,12 +64,6 @@ def check_headers(headers: list[Header], clusters: tuple[str, ...], own: int) ->
             raise ExchangeRefused(
                 f"cluster {name} speaks protocol {header.protocol}, this one {PROTOCOL}; install "
                 "the same version of dsx on both"
-            )
-        if header.identity != headers[own].identity:
-            raise ExchangeRefused(
-                f"cluster {name} has other settings, names or shapes than {clusters[own]} "
-                f"(digest {header.identity}, here {headers[own].identity}); start both with the "
-                "same settings file and the same version of dsx"
             )
     digests: dict[int, tuple[str, str]] = {}
     for name, header in zip(clusters, headers, strict=True):

@@ -14,6 +14,7 @@ from dsx.outer.averaging import Average, Averager, Moments
 from dsx.outer.control import Control, Observed
 from dsx.outer.digest import join_digests
 from dsx.outer.header import LONGEST, Header, check_headers
+from dsx.outer.identity import Identity, refuse_others
 from dsx.outer.state import SharedState, hand_over
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class RoundExchange:
         lock: held whenever the shared state or the averager's memory changes.
 
     Args:
-        identity: digest that members must have in common.
+        identity: what members must have in common.
         min_clusters: contributors below which a round is not committed.
         control: decides on the rounds to come.
         clock: seconds, of which differences are taken.
@@ -83,7 +84,7 @@ class RoundExchange:
         state: SharedState,
         exchange: Exchange,
         averager: Averager,
-        identity: str,
+        identity: Identity,
         min_clusters: int,
         control: Control,
         clock: Callable[[], float] = time.perf_counter,
@@ -191,7 +192,7 @@ class RoundExchange:
 
     def _exchange_headers(self, membership: Membership, contribution: Contribution) -> list[Header]:
         own = Header(
-            identity=self._identity,
+            identity=self._identity.digest,
             round=self._state.progress.round,
             shared_digest=self._digest,
             starting=contribution.starting,
@@ -206,7 +207,8 @@ class RoundExchange:
             Header.from_bytes(message, name)
             for name, message in zip(membership.clusters, messages, strict=True)
         ]
-        check_headers(headers, membership.clusters, membership.index)
+        refuse_others(self._exchange, membership, headers, self._identity)
+        check_headers(headers, membership.clusters)
         return headers
 
     def _bring_up_to_date(self, membership: Membership, headers: list[Header], newest: int) -> None:

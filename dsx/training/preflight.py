@@ -1,10 +1,9 @@
 """Everything that can be refused before training starts, and what was read to find that out."""
 
-import hashlib
-import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dsx.data.prepare import prepare
 from dsx.data.prepared import PreparedData
@@ -77,8 +76,8 @@ def _require_writable(run_dir: str) -> None:
         ) from error
 
 
-def run_identity(settings: Settings, ready: Preflight) -> str:
-    """Digest of all that clusters of one run must have in common.
+def run_identity(settings: Settings, ready: Preflight) -> dict[str, object]:
+    """All that clusters of one run must have in common, by name.
 
     Left out is what may differ from site to site: folders, tracking, checkpoints, the split into
     stages (the shapes of an outer group are compared on their own).
@@ -91,11 +90,17 @@ def run_identity(settings: Settings, ready: Preflight) -> str:
     del dsx["data"]["source"]
     del dsx["tokenizer"]
     del dsx["model"]["path"]
-    shared = {
-        "settings": everything,
-        "model": ready.plan.config.to_diff_dict(),
-        "data": ready.data.digest,
+    return {
+        **_flat(everything),
+        **{f"the model's {key}": v for key, v in ready.plan.config.to_diff_dict().items()},
+        "prepared data": ready.data.digest,
         "replicas": ready.replicas,
     }
-    canonical = json.dumps(shared, sort_keys=True, default=str)
-    return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
+
+
+def _flat(block: dict[str, Any], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, value in block.items():
+        inner = isinstance(value, dict) and value
+        flat |= _flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return flat

@@ -238,7 +238,10 @@ def test_a_cluster_of_another_run_is_refused_and_the_others_go_on(
     run(clusters, 3, finish=False)
     stranger = Cluster(settings, hub.exchange("stranger"), 2)
     stranger.engine = OuterEngine(
-        settings, ModuleWeights(stranger.model), hub.exchange("stranger"), identity="another run"
+        settings,
+        ModuleWeights(stranger.model),
+        hub.exchange("stranger"),
+        identity={"dsx.name": "other"},
     )
 
     def come_and_go() -> str:
@@ -254,7 +257,7 @@ def test_a_cluster_of_another_run_is_refused_and_the_others_go_on(
                 cluster.train()
                 cluster.engine.advance(tokens=4, seconds=0.01)
         together(clusters, lambda cluster: cluster.keep(cluster.engine.settle()))
-        assert "other settings, names or shapes" in refusal.result()
+        assert "trains something else than stranger: dsx.name is not set there" in refusal.result()
     assert [cluster.engine.round for cluster in clusters] == [2, 2]
     assert clusters[0].reports[-1].participants == ("a", "b")
     assert clusters[1].reports[-1].shared_digest == clusters[0].reports[-1].shared_digest
