@@ -26,6 +26,13 @@ _DEFAULT_PORT = "29500"
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line of one rank."""
+    return make_parser().parse_args(argv)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The arguments of one rank. The `deepspeed` launcher looks at them, too, and stumbles over
+    any that could be an abbreviation of its own.
+    """
     parser = argparse.ArgumentParser(
         prog="dsx.train",
         description=__doc__,
@@ -45,7 +52,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="what `dsx coordinator` printed; without it this cluster trains alone",
     )
     parser.add_argument(
-        "--bind",
+        "--address",
         metavar="HOST",
         help="this machine's address as other clusters reach it (default: the one from which the "
         "coordinator is reached)",
@@ -64,7 +71,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="started by `dsx local`, which has checked all that can be checked before",
     )
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,7 +102,7 @@ def _train(args: argparse.Namespace, rank: int, until_the_end: ExitStack) -> int
     # Heavy imports come after the settings are known to be good.
     from dsx.exchange.secret import RunSecret, require_secret
     from dsx.training.holding import held
-    from dsx.training.meeting import read_address
+    from dsx.training.meeting import CONNECT_SECONDS, read_address, wait_for
     from dsx.training.preflight import preflight
     from dsx.training.run import ClusterRun, Launch
     from dsx.training.stopping import EXIT_STOPPED
@@ -104,13 +111,16 @@ def _train(args: argparse.Namespace, rank: int, until_the_end: ExitStack) -> int
     secret = RunSecret.read(path) if path is not None else None
     if args.coordinator is not None:
         require_secret(secret, read_address(args.coordinator)[0], "--coordinator")
-        require_secret(secret, args.bind or "127.0.0.1", "--bind")
+        require_secret(secret, args.address or "127.0.0.1", "--address")
+        if rank == 0:
+            # Before hours may go into the preparation of data.
+            wait_for(read_address(args.coordinator), CONNECT_SECONDS, secret, args.cluster)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     announce("preparing data, checking the model", rank)
     ready = preflight(settings, processes, check_split=rank == 0 and not args.checked)
     if rank == 0:
         until_the_end.enter_context(held(settings.dsx.run_dir, args.cluster))
-    launch = Launch(args.cluster, args.coordinator, args.bind, args.resume, secret)
+    launch = Launch(args.cluster, args.coordinator, args.address, args.resume, secret)
     announce("building the model", rank)
     run = ClusterRun(settings, launch, ready)
     # Whoever starts several clusters says itself how to go on with them.

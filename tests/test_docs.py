@@ -107,6 +107,18 @@ def check_launch(words: list[str]) -> None:
         check_layout(settings, launch.num_gpus)
 
 
+def test_the_launcher_hands_every_argument_of_a_rank_on() -> None:
+    from deepspeed.launcher.runner import parse_args
+
+    options = [action for action in train.make_parser()._actions if action.dest != "help"]
+    assert len(options) > 6
+    for action in options:
+        words = [action.option_strings[0], *([] if action.nargs == 0 else ["value"])]
+        with refusing():
+            launch = parse_args(["--num_gpus", "2", "--module", "dsx.train", *words])
+        assert launch.user_args == words
+
+
 def check_settings(arguments: argparse.Namespace) -> Settings | None:
     if not hasattr(arguments, "deepspeed_config"):
         return None

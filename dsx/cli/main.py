@@ -20,6 +20,7 @@ COMMANDS = {
     "local": "Start several clusters on this machine.",
     "coordinator": "Run the meeting point of the clusters until Ctrl-C or SIGTERM.",
     "secret": "Make the secret that the clusters of a run know each other by.",
+    "mesh": "Write WireGuard configurations that join the machines of a run.",
     "export": "Write a run's weights as a Hugging Face checkpoint.",
     "report": "Write a self-contained HTML page about one or more runs.",
     "plan": "Say what a run needs and how fast it will be, before a GPU is rented.",

@@ -181,7 +181,7 @@ def open_store(host: str) -> TCPStore:
         listener = socket.create_server((host, 0))
     except OSError as error:
         raise ExchangeError(
-            f"can't listen on {host} ({error}); give --bind an address of this machine under "
+            f"can't listen on {host} ({error}); give --address one of this machine under "
             "which the other clusters reach it"
         ) from error
     port = listener.getsockname()[1]

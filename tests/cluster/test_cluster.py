@@ -26,6 +26,13 @@ def test_all_ranks_come_to_one_decision(ranks: list[dict[str, Any]]) -> None:
         assert rank["gather"] == ["rank 0", "rank 1", "rank 2", "rank 3"]
 
 
+def test_a_cluster_on_one_machine_listens_on_the_loopback_address_alone(
+    ranks: list[dict[str, Any]],
+) -> None:
+    for rank in ranks:
+        assert rank["listening"] == {"127.0.0.1"}
+
+
 def test_fewer_batches_than_replicas_are_evaluated_all_the_same(
     ranks: list[dict[str, Any]],
 ) -> None:

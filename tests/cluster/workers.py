@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import torch
 
 from dsx.cluster.distributed import initialize
@@ -124,6 +125,8 @@ def decide_and_refuse(raw: dict[str, Any]) -> dict[str, Any]:
     os.environ["MASTER_PORT"] = port
     engine, settings = open_engine(raw)
     rank, agreement, weights = engine.rank, engine.agreement, engine.weights
+    sockets = psutil.Process().net_connections(kind="tcp")
+    seen["listening"] = {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN}
     seen["maximum"] = agreement.maximum([rank, -rank, 0.5])
     seen["total"] = agreement.total([2.0**52, rank])
     seen["broadcast"] = agreement.broadcast({"from": rank})

@@ -49,7 +49,7 @@ def test_a_coordinator_that_is_no_address_is_refused_with_an_example(url: str) -
 def test_an_address_of_another_machine_is_refused_by_name() -> None:
     with Coordinator("127.0.0.1:0") as coordinator:
         url = coordinator.address
-        with pytest.raises(ExchangeError, match=r"can't listen on 203\.0\.113\.5 .*--bind"):
+        with pytest.raises(ExchangeError, match=r"can't listen on 203\.0\.113\.5 .*--address"):
             call(url, Told(), bind="203.0.113.5")
 
 
