@@ -19,6 +19,7 @@ COMMANDS = {
     "tokenizer": "Train a tokenizer.",
     "local": "Start several clusters on this machine.",
     "coordinator": "Run the meeting point of the clusters until Ctrl-C or SIGTERM.",
+    "doctor": "Check this machine and a run's set-up.",
     "secret": "Make the secret that the clusters of a run know each other by.",
     "mesh": "Write WireGuard configurations that join the machines of a run.",
     "export": "Write a run's weights as a Hugging Face checkpoint.",

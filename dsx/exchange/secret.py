@@ -108,6 +108,6 @@ def require_secret(secret: RunSecret | None, host: str, argument: str) -> None:
     if secret is None and not is_loopback(host):
         raise LaunchError(
             f"{argument} is {host}, which others than this machine can reach, and there is no run "
-            "secret: make one with `dsx secret new FILE`, copy it to every machine of the run, and "
+            "secret; make one with `dsx secret new FILE`, copy it to every machine of the run, and "
             "give --secret-file FILE to `dsx coordinator` and to every cluster"
         )

@@ -4,10 +4,12 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from dsx.cli import main
+from dsx.exchange.secret import RunSecret
 
 
 @pytest.mark.multiprocess
@@ -28,13 +30,15 @@ def test_it_says_where_it_listens_and_ends_on_a_signal(number: signal.Signals) -
 
 
 def test_an_address_that_is_taken_or_elsewhere_is_told_with_the_way_out(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main.main(["coordinator", "--bind", f"127.0.0.1:{port}"]) == 1
     assert "Address already in use" in capsys.readouterr().err
-    assert main.main(["coordinator", "--bind", "203.0.113.5:0"]) == 1
+    RunSecret.create(tmp_path / "secret")
+    secret = ["--secret-file", str(tmp_path / "secret")]
+    assert main.main(["coordinator", "--bind", "203.0.113.5:0", *secret]) == 1
     assert "choose an address of this machine" in capsys.readouterr().err
     assert main.main(["coordinator", "--bind", "29510"]) == 1
     assert "give HOST:PORT, for example 127.0.0.1:29510" in capsys.readouterr().err
