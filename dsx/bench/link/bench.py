@@ -20,6 +20,7 @@ from dsx.bench.link.watch import Watch
 from dsx.bench.machine import this_machine
 from dsx.cluster.supervise import run_clusters
 from dsx.errors import SettingsError
+from dsx.exchange.secret import RunSecret
 from dsx.settings import load_settings
 from dsx.tracking.events import read_events
 
@@ -88,7 +89,11 @@ def run_link_bench(bench: LinkBench, tell: Callable[[str], None] = lambda text: 
         overrides = [*bench.overrides, f"dsx.run_dir={folder}"]
         settings = load_settings(bench.deepspeed_config, overrides)
         ready = preflight(settings, settings.dsx.pipeline.stages)
-        with SlowLink(bench.clusters) as link, _coordinator(link):
+        # Between clusters that are not on loopback addresses, nothing goes without one.
+        secret = folder / "run-secret"
+        secret.unlink(missing_ok=True)
+        RunSecret.create(secret)
+        with SlowLink(bench.clusters) as link, _coordinator(link, secret):
             runs = _Runs(bench, settings.dsx.pipeline.stages, link, folder, tell)
             rows = [row for repeat in range(bench.repeats) for row in _round(runs, methods, repeat)]
     return {
@@ -160,6 +165,7 @@ class _Runs:
         clusters = self.bench.clusters
         overrides = run_overrides(method, steps, clusters, run_dir)
         words = ["--deepspeed_config", str(self.bench.deepspeed_config), "--checked"]
+        words += ["--secret-file", str(self.folder / "run-secret")]
         words += [part for each in (*self.bench.overrides, *overrides) for part in ("--set", each)]
         if method.one_job:
             launches = one_job(self.link, clusters, self.stages, words, run_dir)
@@ -188,11 +194,12 @@ def _folder(given: Path | None) -> Iterator[Path]:
 
 
 @contextmanager
-def _coordinator(link: SlowLink) -> Iterator[None]:
+def _coordinator(link: SlowLink, secret: Path) -> Iterator[None]:
     """`dsx coordinator` at the hub."""
+    command = [*link.inside(None), sys.executable, "-m", "dsx.cli.main", "coordinator"]
     bind = f"{link.hub_address}:{COORDINATOR_PORT}"
     process = subprocess.Popen(
-        [*link.inside(None), sys.executable, "-m", "dsx.cli.main", "coordinator", "--bind", bind],
+        [*command, "--bind", bind, "--secret-file", str(secret)],
         env={**os.environ, **link.environment},
         stdout=subprocess.DEVNULL,
     )
