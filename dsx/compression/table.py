@@ -64,14 +64,6 @@ class CodecTable:
             if isinstance(codec, LowRank):
                 codec.set_rank(rank)
 
-    def most_bytes(self, shapes: Mapping[str, Sequence[int]]) -> int:
-        """Length of the longest bundle about all of these tensors, each once."""
-        total = 0
-        for name, shape in shapes.items():
-            codec = self.codec_for(name, shape)
-            total += header_bytes(name, shape, codec.settings) + codec.most_bytes(shape)
-        return total
-
     def encode(self, name: str, value: Tensor, round_: int) -> Tensor:
         """The message about `value` (fp32 or bf16, finite): uint8, 1-D, on the CPU."""
         codec = self.codec_for(name, value.shape)

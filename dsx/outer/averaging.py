@@ -238,7 +238,7 @@ class Averager:
                 self._keep(step, name, mean)
 
     def _most_bytes(self, table: CodecTable, names: list[str]) -> int:
-        return table.most_bytes({name: self._shapes[name] for name in names})
+        return sum(table.most_bytes(name, self._shapes[name]) for name in names)
 
     def _owners(self, shares: Sequence[float], names: list[str]) -> dict[str, int]:
         """Largest tensor first, each to the contributor with the fewest elements so far."""
