@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--link", metavar="100mbit", help="bandwidth of each cluster's slow link")
     parser.add_argument("--latency", default="0s", metavar="50ms", help="of a message on it")
     parser.add_argument(
-        "--step_seconds",
+        "--step-seconds",
         type=float,
         metavar="S",
         help="inner step time on the modelled clusters (default: the median measured here)",

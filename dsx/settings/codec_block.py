@@ -92,10 +92,10 @@ class TopKCodec(Block):
 
     type: Literal["topk"] = "topk"
     fraction: float = Field(
-        0.03, ge=2.0**-20, le=1, description="Share of the entries that is sent."
+        0.1, ge=2.0**-20, le=1, description="Share of the entries that is sent."
     )
     values: QuantizerSettings = Field(
-        default_factory=Int2Codec, description="How the values of those entries are sent."
+        default_factory=SignCodec, description="How the values of those entries are sent."
     )
 
 
@@ -122,13 +122,13 @@ class CompressionSettings(Block):
     """What the pseudo-gradients are encoded with, and how they are averaged."""
 
     matrices: CodecSettings = Field(
-        default_factory=Int4Codec, description="Codec of matrices other than the embeddings."
+        default_factory=TopKCodec, description="Codec of matrices other than the embeddings."
     )
     embeddings: CodecSettings = Field(
-        default_factory=Int4Codec, description="Codec of vocabulary-sized matrices."
+        default_factory=TopKCodec, description="Codec of vocabulary-sized matrices."
     )
     vectors: CodecSettings = Field(
-        default_factory=NoneCodec, description="Codec of norms, biases and scalars."
+        default_factory=Bf16Codec, description="Codec of norms, biases and scalars."
     )
     feedback_decay: float = Field(
         1.0, ge=0, le=1, description="Share of the encoding error added to the next round's update."

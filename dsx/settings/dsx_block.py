@@ -124,7 +124,7 @@ class TrainingSettings(Block):
 class OuterSettings(Block):
     """The exchange between clusters (algorithm: DiLoCoX, arXiv 2506.21263)."""
 
-    local_steps: int = Field(20, ge=1, description="Inner steps per round (H).")
+    local_steps: int = Field(10, ge=1, description="Inner steps per round (H).")
     delay: int | Literal["auto", "round"] = Field(
         "auto",
         description="Inner steps of the next round after which this round's average is applied: "
@@ -135,7 +135,7 @@ class OuterSettings(Block):
         description="How much of its own update a cluster trains on while that is on the wire.",
     )
     own_residual: Literal["none", "all"] = Field(
-        "none",
+        "all",
         description="Whether a cluster goes on training on what its codec left out of its own "
         "updates, until that is sent (`all`).",
     )

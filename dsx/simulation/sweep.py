@@ -80,7 +80,7 @@ def plan_runs(
 
 def applies_to_baselines(key: str) -> bool:
     """Whether a swept key changes what a baseline must be compared with."""
-    return not key.startswith(("dsx.outer.", "optimizer."))
+    return not f"{key}.".startswith(("dsx.outer.", "optimizer."))
 
 
 def _spec(

@@ -50,6 +50,9 @@ def test_the_llama_files_hold_opendilocos_recipe(
     assert settings.dsx.data.seq_len == 1024
     assert (outer.lr, outer.momentum, outer.delay) == (0.7, 0.9, 0)
     assert outer.local_steps == local_steps
+    codecs = outer.compression
+    kinds = (codecs.matrices, codecs.embeddings, codecs.vectors)
+    assert [codec.type for codec in kinds] == ["fp16"] * 3
 
 
 def test_the_reference_in_docs_is_what_the_models_say() -> None:

@@ -22,7 +22,7 @@ def test_a_sweep_prints_every_run_and_draws_its_plots(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = ["--sweep", "outer.own_share=none,all", "--baseline", "allreduce", "single"]
-    link = ["--link", "1mbit", "--latency", "10ms", "--step_seconds", "0.01"]
+    link = ["--link", "1mbit", "--latency", "10ms", "--step-seconds", "0.01"]
     assert main([*command, *sweep, *link, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["runs"]
     names = [run["name"] for run in shown]
@@ -46,6 +46,12 @@ def test_a_sweep_prints_every_run_and_draws_its_plots(
     out, err = capsys.readouterr()
     assert err.count("kept from before") == 4
     assert f"{everything['loss']:.4f}" in out
+
+    # Two processes at a time give what one gave.
+    elsewhere = ["--jobs", "2", "--output", str(folder / "elsewhere")]
+    assert main([*command, *sweep[:2], *elsewhere, "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)["runs"]
+    assert [run["loss"] for run in again] == [none["loss"], everything["loss"]]
 
 
 @pytest.mark.parametrize(

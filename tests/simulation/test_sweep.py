@@ -84,6 +84,9 @@ def test_baselines_follow_swept_data_but_not_the_outer_settings(raw: dict[str, A
     ]  # fmt: skip
     assert outer[0].raw["optimizer"]["params"]["lr"] == 1
     assert outer[4].raw["optimizer"]["params"]["lr"] == raw["optimizer"]["params"]["lr"]
+    whole = plan(raw, sweep={"dsx.outer": ["{}", '{"lr": 0.5}']}, seeds=[0])
+    assert [spec.kind for spec in whole] == ["allreduce", "single", "clusters", "clusters"]
+    assert [spec.settings().dsx.outer.lr for spec in whole[2:]] == [0.7, 0.5]
     longer = plan(raw, sweep={"dsx.training.steps": ["8", "9"]}, seeds=[0])
     assert [spec.kind for spec in longer] == ["allreduce"] * 2 + ["single"] * 2 + ["clusters"] * 2
     assert [spec.name for spec in longer[-2:]] == ["training.steps=8", "training.steps=9"]
