@@ -8,6 +8,7 @@ HELP = "Measure this machine and this installation."
 BENCHES = {
     "overhead": "Tokens per second against a bare DeepSpeed script on the same model and data.",
     "codec": "Speed of every codec against an in-place copy.",
+    "secret": "What it costs to authenticate a message, against sending and copying it.",
     "checkpoint": "What a checkpoint costs, against an inner step and a plain file copy.",
     "link": "Tokens per second over a slow link, against the same clusters without an exchange.",
     "resume": "Runs that are stopped and brought back, against runs that never stopped.",

@@ -38,6 +38,7 @@ class AuthenticatedExchange:
         self._membership = Membership(("",), 0)
         self._session = b""
         self._number = 0
+        self._room = torch.empty(0, dtype=torch.uint8)
 
     @property
     def traffic(self) -> Traffic:
@@ -67,9 +68,9 @@ class AuthenticatedExchange:
         names, own = self._membership.clusters, self._membership.index
         if len(names) == 1:
             return self._exchange.all_to_all(payloads, most)
-        received = self._exchange.all_to_all(self._seal(payloads), most + TAG_BYTES + 1)
+        received = self._exchange.all_to_all(self.seal(payloads), most + TAG_BYTES + 1)
         return [
-            payloads[own] if member == own else self._open(message, names[member])
+            payloads[own] if member == own else self.open(message, names[member])
             for member, message in enumerate(received)
         ]
 
@@ -79,21 +80,39 @@ class AuthenticatedExchange:
     def close(self) -> None:
         self._exchange.close()
 
-    def _seal(self, payloads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        sender = self._membership.name
+    def seal(self, payloads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The messages around payloads to each member, good until the next call."""
+        sender, own = self._membership.name, self._membership.index
         if all(payload is payloads[0] for payload in payloads):
             # The same to all: one tag, and one copy of what may be many megabytes.
-            return [self._sealed(payloads[0], _TO_ALL, sender, "")] * len(payloads)
-        return [
-            payload if name == sender else self._sealed(payload, _TO_ONE, sender, name)
-            for payload, name in zip(payloads, self._membership.clusters, strict=True)
+            room = self._take_room(payloads[0].numel() + TAG_BYTES + 1)
+            self._put(payloads[0], _TO_ALL, sender, "", room)
+            return [room] * len(payloads)
+        sizes = [
+            0 if member == own else payload.numel() + TAG_BYTES + 1
+            for member, payload in enumerate(payloads)
         ]
+        messages = list(self._take_room(sum(sizes)).split(sizes))
+        for member, payload in enumerate(payloads):
+            if member != own:
+                name = self._membership.clusters[member]
+                self._put(payload, _TO_ONE, sender, name, messages[member])
+        return messages
 
-    def _sealed(self, payload: torch.Tensor, kind: bytes, sender: str, to: str) -> torch.Tensor:
-        tag = self._tag(payload, kind, sender, to)
-        return torch.cat([payload, _uint8(tag + kind)])
+    def _put(
+        self, payload: torch.Tensor, kind: bytes, sender: str, to: str, message: torch.Tensor
+    ) -> None:
+        message[: payload.numel()].copy_(payload)
+        message[payload.numel() :].copy_(_uint8(self._tag(payload, kind, sender, to) + kind))
 
-    def _open(self, message: torch.Tensor, sender: str) -> torch.Tensor:
+    def _take_room(self, size: int) -> torch.Tensor:
+        """Memory that is used again and again: to touch new memory takes longer than the tag."""
+        if self._room.numel() < size:
+            self._room = torch.empty(size, dtype=torch.uint8)
+        return self._room[:size]
+
+    def open(self, message: torch.Tensor, sender: str) -> torch.Tensor:
+        """The payload in a message, a view. Raises ExchangeError when it is not as it was sent."""
         payload, end = message[: -TAG_BYTES - 1], bytes(message[-TAG_BYTES - 1 :].numpy())
         tag, kind = end[:TAG_BYTES], end[TAG_BYTES:]
         to = "" if kind == _TO_ALL else self._membership.name

@@ -8,6 +8,7 @@ import pytest
 from dsx.cli import local
 from dsx.cluster import launch
 from dsx.errors import LaunchError, SettingsError
+from dsx.exchange.secret import RunSecret
 from dsx.training import preflight
 from tests.checkpoint.made_up import save
 from tests.cluster.fake_deepspeed import FakeDeepSpeed
@@ -72,6 +73,25 @@ def test_all_clusters_are_started_together_and_a_summary_ends_the_run(
     assert "held-out loss of the shared weights" in output
     assert "2.0000 (1.4427 bits per byte)" in output
     assert "16.0 times as much" in output
+
+
+def test_the_secrets_file_is_handed_on_by_its_path(
+    settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fake = use(monkeypatch, tmp_path, c0="succeed", c1="succeed")
+    write_run(tmp_path / "run")
+    secret = tmp_path / "secret"
+    RunSecret.create(secret)
+    assert call("--deepspeed_config", str(settings), "--secret-file", str(secret)) == 0
+    monkeypatch.setenv("DSX_SECRET_FILE", str(secret))
+    assert call("--deepspeed_config", str(settings)) == 0
+    for name in ("c0", "c1"):
+        arguments = fake.call(name)["arguments"]
+        assert arguments[arguments.index("--secret-file") + 1] == str(secret)
+        assert secret.read_text().strip() not in arguments
+    secret.chmod(0o644)
+    with pytest.raises(LaunchError, match="chmod 600"):
+        call("--deepspeed_config", str(settings))
 
 
 def test_a_finished_run_says_so_and_starts_nothing(

@@ -5,6 +5,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 
@@ -118,6 +119,23 @@ def test_a_relay_without_a_coordinator_closes_and_finds_it_when_it_is_there_agai
         wait_for(("127.0.0.1", port), 0.1, SECRET)
     with Coordinator(f"127.0.0.1:{port}", secret=SECRET):
         assert ask(own.port).startswith(b"HTTP/1.1 200")
+    own.close()
+
+
+def test_a_cluster_finds_a_coordinator_that_was_restarted_at_its_address() -> None:
+    from torchft.coordination import LighthouseClient
+
+    with Coordinator("127.0.0.1:0", secret=SECRET) as first:
+        port = first.port
+        own = Relay(("127.0.0.1", 0), ("127.0.0.1", port), SECRET, "site-a")
+        client = LighthouseClient(f"http://127.0.0.1:{own.port}", timedelta(seconds=10))
+        client.heartbeat("site-a:1")
+    with pytest.raises(RuntimeError, match="transport error"):
+        client.heartbeat("site-a:1")
+    with Coordinator(f"127.0.0.1:{port}", secret=SECRET):
+        client.heartbeat("site-a:1")
+        quorum = client.quorum("site-a:1", timedelta(seconds=10), store_address="here:1")
+        assert [member.store_address for member in quorum.participants] == ["here:1"]
     own.close()
 
 
