@@ -108,6 +108,19 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         pytest.fail(f"import cycle: {' -> '.join(cycle.args[1])}")
 
 
+def test_nothing_is_unpickled() -> None:
+    """`torch.load` and its like run whatever code the file holds."""
+    for path in MODULES:
+        assert not {"pickle", "cloudpickle", "dill", "joblib"} & set(imports(path)), inside(path)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr == "load":
+                assert ast.unparse(node) not in ("torch.load", "np.load", "numpy.load"), inside(
+                    path
+                )
+            if isinstance(node, ast.keyword):
+                assert node.arg not in ("allow_pickle", "trust_remote_code"), inside(path)
+
+
 def test_no_file_has_grown_too_long() -> None:
     lengths = {
         path.relative_to(REPOSITORY).as_posix(): len(path.read_text("utf-8").splitlines())

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from dsx.bench.machine import this_machine
-from dsx.cli.common import count
 from dsx.exchange.authenticated import AuthenticatedExchange
 from dsx.exchange.in_process import InProcessHub
 from dsx.exchange.secret import KEY_BYTES, RunSecret
@@ -23,10 +22,10 @@ _RATES = {"100 Mbit/s": 1e8, "1 Gbit/s": 1e9, "10 Gbit/s": 1e10}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the bench's arguments to its parser."""
     parser.add_argument(
-        "--mib", type=count, default=64, metavar="N", help="size of the message (default: 64)"
+        "--mib", type=int, default=64, metavar="N", help="size of the message (default: 64)"
     )
     parser.add_argument(
-        "--repeats", type=count, default=15, metavar="N", help="measurements (default: 15)"
+        "--repeats", type=int, default=15, metavar="N", help="measurements (default: 15)"
     )
 
 

@@ -57,6 +57,7 @@ def refuse_others(
 
     Raises:
         ExchangeRefused: naming the cluster that differs, and in what.
+        ExchangeError: the same, to those who are more than half of all: the others have to leave.
     """
     if len({(header.protocol, header.identity) for header in headers}) == 1:
         return
@@ -72,7 +73,9 @@ def refuse_others(
         except ValidationError as error:
             raise ExchangeError(f"cluster {name} did not tell its settings: {error}") from error
         more = f" (and {len(found) - _NAMED} more)" if len(found) > _NAMED else ""
-        raise ExchangeRefused(
+        alike = sum(header.identity == own.digest for header in headers)
+        refusal = ExchangeError if 2 * alike > len(headers) else ExchangeRefused
+        raise refusal(
             f"cluster {name} trains something else than {membership.name}: "
             f"{'; '.join(found[:_NAMED])}{more}; start both with the same settings file, the same "
             "data and the same version of dsx"

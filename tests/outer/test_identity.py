@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from dsx.errors import ExchangeRefused
+from dsx.errors import ExchangeError
 from dsx.exchange.in_process import InProcessHub
 from dsx.outer.header import PROTOCOL
 from dsx.outer.identity import Identity, refuse_others
@@ -30,8 +30,8 @@ def meet(*identities: Identity, protocols: tuple[int, ...] = ()) -> list[str]:
         exchange = hub.exchange(names[index])
         try:
             refuse_others(exchange, exchange.join(), headers, identities[index])
-        except ExchangeRefused as refusal:
-            return str(refusal)
+        except ExchangeError as refusal:
+            return f"{type(refusal).__name__}: {refusal}"
         return ""
 
     with ThreadPoolExecutor(len(names)) as pool:
@@ -44,6 +44,13 @@ def test_the_setting_that_differs_is_named_with_both_values_on_both_sides() -> N
     assert "cluster c trains something else than a: dsx.outer.lr is 0.5 there and 0.7 here" in first
     assert "cluster c trains something else than b" in second
     assert "cluster a trains something else than c: dsx.outer.lr is 0.7 there and 0.5 h" in third
+
+
+def test_only_who_is_outnumbered_or_tied_has_come_to_the_wrong_run() -> None:
+    one, other = Identity(FACTS, SHAPES), Identity(FACTS | {"dsx.seed": 1}, SHAPES)
+    kinds = [told.partition(":")[0] for told in meet(one, one, other)]
+    assert kinds == ["ExchangeError", "ExchangeError", "ExchangeRefused"]
+    assert {told.partition(":")[0] for told in meet(one, other)} == {"ExchangeRefused"}
 
 
 @pytest.mark.parametrize(
