@@ -10,18 +10,15 @@ SIGTERM or SIGINT lets it save at the next step's boundary and end with exit cod
 import argparse
 import logging
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from dsx.cli.common import add_secret_argument, add_settings_arguments, secret_file, settings_from
 from dsx.cli.main import explain_file_error
 from dsx.errors import DsxError, SettingsError
 from dsx.tracking.phases import announce
-
-_DEFAULT_PORT = "29500"
-"""Where `deepspeed` lets rank 0 listen when it is not told."""
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -100,6 +97,7 @@ def _train(args: argparse.Namespace, rank: int, until_the_end: ExitStack) -> int
     settings = settings_from(args)
     announce("loading libraries", rank)
     # Heavy imports come after the settings are known to be good.
+    from dsx.cluster.launcher import go_on_command
     from dsx.exchange.secret import RunSecret, require_secret
     from dsx.training.holding import held
     from dsx.training.meeting import CONNECT_SECONDS, read_address, wait_for
@@ -124,8 +122,10 @@ def _train(args: argparse.Namespace, rank: int, until_the_end: ExitStack) -> int
     announce("building the model", rank)
     run = ClusterRun(settings, launch, ready)
     # Whoever starts several clusters says itself how to go on with them.
-    again = None if args.checked else resume_command(processes, sys.argv[1:])
-    if again is not None:
+    again = None
+    if rank == 0 and not args.checked:
+        hostfile = Path(settings.dsx.run_dir) / f"hostfile-{args.cluster}"
+        again = go_on_command("dsx.train", sys.argv[1:], processes, hostfile)
         logging.getLogger(__name__).info("after an interruption, go on with: %s", again)
     if run.train():
         run.close()
@@ -137,23 +137,6 @@ def _train(args: argparse.Namespace, rank: int, until_the_end: ExitStack) -> int
         print(f"dsx: asked to end at step {run.step}; {what}{way_on}", file=sys.stderr, flush=True)
     # An exchange may still be in the air, for whose end no thread must be waited.
     os._exit(EXIT_STOPPED)
-
-
-def resume_command(processes: int, words: Sequence[str]) -> str:
-    """What to type to go on, from the words that this rank was started with."""
-    own: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        if word == "--resume":
-            next(rest, None)  # what was saved now is newer than what that names
-        elif not word.startswith(("--local_rank", "--resume=")):
-            own.append(word)
-    # The launcher takes its own arguments away from the words; another port than the default was
-    # chosen because a second launch shares this machine.
-    port = os.environ.get("MASTER_PORT", _DEFAULT_PORT)
-    chosen = [] if port == _DEFAULT_PORT else ["--master_port", port]
-    launcher = ["deepspeed", "--num_gpus", str(processes), *chosen, "--module", "dsx.train"]
-    return shlex.join([*launcher, *own])
 
 
 if __name__ == "__main__":

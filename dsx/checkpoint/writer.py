@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +91,8 @@ class CheckpointWriter:
         """That the last write took, from its start to the complete checkpoint."""
         self.bytes = 0
         """That this rank wrote for the last checkpoint."""
+        self.on_file: Callable[[], None] = lambda: None
+        """Called when this rank has written its file, and the checkpoint is not complete yet."""
         self._folder = RunFolder(run_dir)
         self._cluster = cluster
         self._keep = keep
@@ -203,6 +205,7 @@ class CheckpointWriter:
                 deferred = target
         record = describe_tensors(job.tensors)
         write_tensors(folder / rank_file(self._rank), job.tensors)
+        self.on_file()
         self.bytes += record.bytes
         sync_folder(folder)
         if deferred is not None and job.shared is not None and job.shared.tensors is not None:

@@ -12,6 +12,7 @@ BENCHES = {
     "checkpoint": "What a checkpoint costs, against an inner step and a plain file copy.",
     "link": "Tokens per second over a slow link, against the same clusters without an exchange.",
     "resume": "Runs that are stopped and brought back, against runs that never stopped.",
+    "chaos": "A run that is broken again and again, and what comes of it.",
 }
 """Name -> the one line that tells what `dsx.bench.NAME` measures."""
 

@@ -5,7 +5,7 @@ import logging
 import signal
 import threading
 
-from dsx.cli.common import add_secret_argument, seconds, secret_file
+from dsx.cli.common import add_secret_argument, secret_file
 
 HELP = "Run the meeting point of the clusters until Ctrl-C or SIGTERM."
 
@@ -20,13 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "other than a loopback address needs a run secret",
     )
     add_secret_argument(parser)
-    parser.add_argument(
-        "--straggler-seconds",
-        type=seconds,
-        default=600.0,
-        metavar="SECONDS",
-        help="how long a round waits for clusters that are alive but not ready (default: 600)",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
-    with Coordinator(args.bind, args.straggler_seconds, secret) as coordinator:
+    with Coordinator(args.bind, secret) as coordinator:
         print(
             f"coordinator at {coordinator.address} (give this to every cluster as --coordinator; "
             "Ctrl-C ends it)",

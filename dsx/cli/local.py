@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         with held(run_dir, name):  # each cluster's rank 0 takes it again
             pass
     given = ["--secret-file", path] if path is not None else []
-    with Coordinator("127.0.0.1:0", settings.dsx.outer.timeout_seconds, secret) as coordinator:
+    with Coordinator("127.0.0.1:0", secret) as coordinator:
         launches = plan_launches(
             [*settings_arguments(args), "--checked", "--resume", args.resume, *given],
             args.clusters,

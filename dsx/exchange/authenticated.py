@@ -10,13 +10,13 @@ which with keys that are used once is unconditionally unforgeable, and five time
 import hashlib
 import hmac
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from cryptography.hazmat.primitives.poly1305 import Poly1305
 
 from dsx.errors import ExchangeError
-from dsx.exchange.interface import Exchange, Membership, Traffic, gather
+from dsx.exchange.interface import Exchange, Membership, Traffic, Vote, gather
 from dsx.exchange.secret import RunSecret
 
 NONCE_BYTES = 16
@@ -45,37 +45,61 @@ class AuthenticatedExchange:
         """With the tags: 16 bytes a message, besides 16 bytes to each member and round."""
         return self._exchange.traffic
 
-    def join(self) -> Membership:
-        self._membership = self._exchange.join()
+    @property
+    def limit_seconds(self) -> float:
+        return self._exchange.limit_seconds
+
+    @limit_seconds.setter
+    def limit_seconds(self, seconds: float) -> None:
+        self._exchange.limit_seconds = seconds
+
+    @property
+    def on_posted(self) -> Callable[[], None]:
+        return self._exchange.on_posted
+
+    @on_posted.setter
+    def on_posted(self, call: Callable[[], None]) -> None:
+        self._exchange.on_posted = call
+
+    def join(self, seconds: float) -> Membership:
+        self._membership = self._exchange.join(seconds)
+        self._session = b""
         self._number = 0
-        names = self._membership.clusters
-        if len(names) > 1:
-            nonce = _uint8(secrets.token_bytes(NONCE_BYTES))
-            nonces = gather(self._exchange, len(names), nonce, most=NONCE_BYTES)
-            met = hashlib.blake2b(digest_size=32)
-            for name, sent in zip(names, nonces, strict=True):
-                if sent.numel() != NONCE_BYTES:
-                    raise ExchangeError(
-                        f"cluster {name} has no run secret, or speaks another version of dsx: its "
-                        f"greeting has {sent.numel()} bytes, not {NONCE_BYTES}"
-                    )
-                met.update(_field(name.encode()) + bytes(sent.numpy()))
-            self._session = self._secret.key("session", met.digest())
         return self._membership
 
+    def _greet(self) -> None:
+        """The session's key. Not in `join`: that fails on all ranks of a cluster or on none."""
+        names = self._membership.clusters
+        nonce = _uint8(secrets.token_bytes(NONCE_BYTES))
+        nonces = gather(self._exchange, len(names), nonce, most=NONCE_BYTES)
+        met = hashlib.blake2b(digest_size=32)
+        for name, sent in zip(names, nonces, strict=True):
+            if sent.numel() != NONCE_BYTES:
+                raise ExchangeError(
+                    f"cluster {name} has no run secret, or speaks another version of dsx: its "
+                    f"greeting has {sent.numel()} bytes, not {NONCE_BYTES}"
+                )
+            met.update(_field(name.encode()) + bytes(sent.numpy()))
+        self._session = self._secret.key("session", met.digest())
+
     def all_to_all(self, payloads: list[torch.Tensor], most: int) -> list[torch.Tensor]:
-        self._number += 1
         names, own = self._membership.clusters, self._membership.index
         if len(names) == 1:
             return self._exchange.all_to_all(payloads, most)
+        if not self._session:
+            self._greet()
+        self._number += 1
         received = self._exchange.all_to_all(self.seal(payloads), most + TAG_BYTES + 1)
         return [
             payloads[own] if member == own else self.open(message, names[member])
             for member, message in enumerate(received)
         ]
 
-    def commit(self, succeeded: bool) -> bool:
-        return self._exchange.commit(succeeded)
+    def agree(self, vote: Vote, why: str = "") -> tuple[Vote, str]:
+        return self._exchange.agree(vote, why)
+
+    def reset(self) -> None:
+        self._exchange.reset()
 
     def close(self) -> None:
         self._exchange.close()

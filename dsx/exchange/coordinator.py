@@ -18,7 +18,9 @@ os.environ.setdefault("RUST_LOG", "warn")
 
 from torchft.coordination import LighthouseServer
 
-STRAGGLER_SECONDS = 600.0
+_NEVER_MILLISECONDS = 24 * 3600 * 1000
+"""How long a round waits for clusters that are there and do not ask: these are slow, and a slow one
+is not left out. Clusters that wait have deadlines of their own."""
 
 
 class Coordinator:
@@ -26,8 +28,6 @@ class Coordinator:
 
     Args:
         bind: HOST:PORT to listen on; port 0 takes a free one.
-        straggler_seconds: how long a round that has enough clusters waits for those that are
-            alive but have not finished their inner steps.
         secret: of the run; who does not hold it reaches nothing.
 
     Raises:
@@ -35,12 +35,7 @@ class Coordinator:
             and there is no secret.
     """
 
-    def __init__(
-        self,
-        bind: str,
-        straggler_seconds: float = STRAGGLER_SECONDS,
-        secret: RunSecret | None = None,
-    ) -> None:
+    def __init__(self, bind: str, secret: RunSecret | None = None) -> None:
         host, separator, port = bind.rpartition(":")
         if not separator or not host or not port.isdigit() or int(port) > 65535:
             raise LaunchError(
@@ -53,7 +48,7 @@ class Coordinator:
             self._server = LighthouseServer(
                 bind=bind if secret is None else "127.0.0.1:0",
                 min_replicas=1,
-                join_timeout_ms=round(straggler_seconds * 1000),
+                join_timeout_ms=_NEVER_MILLISECONDS,
             )
         except Exception as error:
             raise _cannot_listen(bind, error) from error

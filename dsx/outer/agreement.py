@@ -1,7 +1,7 @@
 """How the ranks of one cluster come to one decision."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -24,9 +24,15 @@ class Agreement(Protocol):
 
 
 class AloneAgreement:
-    """A cluster of one rank agrees with itself."""
+    """A cluster of one rank agrees with itself. Also an exchange's council."""
 
     is_first = True
+
+    def broadcast(self, decision: Any = None) -> Any:
+        return decision
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
 
     def maximum(self, values: Sequence[float]) -> list[float]:
         return list(values)

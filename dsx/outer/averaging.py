@@ -9,7 +9,7 @@ decode(b_c)` once the round commits. Two patterns:
   feedback, divided by its weight, and so enters the next mean undiminished.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -70,6 +70,9 @@ class Averager:
         seed: of the codecs that need one.
         vocab_size: rows of the embedding; tells embeddings from other matrices.
         rank_rule: what is to be measured for the choice of the next ranks.
+
+    Attributes:
+        on_encode: called before each tensor is encoded.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Averager:
         vocab_size: int | None,
         rank_rule: RankRule | None = None,
     ) -> None:
+        self.on_encode: Callable[[], None] = lambda: None
         self._rank_rule = rank_rule or FixedRule(0)
         self._pattern = settings.averaging
         self._shapes = dict(shapes)
@@ -253,6 +257,7 @@ class Averager:
 
     def _encode(self, step: "_Step", name: str) -> torch.Tensor:
         assert step.delta is not None
+        self.on_encode()
         value = self._feedback.add(name, step.delta[name])
         if self._rank_rule.measures == "update":
             self._note(step.average, name, value)

@@ -77,6 +77,7 @@ class Control:
         """Round `progress.round` was committed: change the scalars for the rounds to come."""
         progress.steps = max(progress.steps, observed.step)
         progress.local_steps, progress.rank = progress.next_local_steps, progress.next_rank
+        progress.exchange_seconds = max(observed.exchange_seconds, 0.8 * progress.exchange_seconds)
         progress.paces = next_paces(progress.paces, observed.paces)
         # The steps may follow the rank.
         progress.next_rank = self.rank_rule.next_rank(progress, observed.ranks)

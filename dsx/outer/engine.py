@@ -13,11 +13,12 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import torch
 
-from dsx.errors import ExchangeError, ExchangeRefused
+from dsx.errors import ExchangeError
 from dsx.exchange.interface import Exchange
 from dsx.outer.agreement import Agreement, AloneAgreement, total_norm
 from dsx.outer.averaging import Averager
 from dsx.outer.control import Control
+from dsx.outer.deadlines import Deadlines
 from dsx.outer.identity import Identity
 from dsx.outer.keeping import Keeper
 from dsx.outer.optimizer import OuterOptimizer
@@ -34,7 +35,7 @@ from dsx.settings.dsx_block import OuterSettings
 
 log = logging.getLogger(__name__)
 
-_START_PAUSE_SECONDS = 0.2
+_PAUSE_SECONDS = 0.2
 _STOP_LOOK_SECONDS = 0.2
 """How often a rank that waits for other clusters looks whether it is to end."""
 
@@ -86,12 +87,14 @@ class OuterEngine:
         self._on_commit = on_commit
         self._stop_wanted = stop_wanted
         self._restored_round: int | None = None
+        self._failed = False
         self._own = OwnState(DelayClock(settings.delay))
         self._control = Control(settings, vocab_size)
         self.state = SharedState(OuterOptimizer(weights.fetch(), settings.lr, settings.momentum))
         self.averager = Averager(
             settings.compression, weights.shapes(), seed, vocab_size, self._control.rank_rule
         )
+        self._deadlines = Deadlines(settings)
         self._round = RoundExchange(
             self.state,
             exchange,
@@ -99,6 +102,7 @@ class OuterEngine:
             Identity(identity or {}, weights.shapes()),
             settings.min_clusters,
             self._control,
+            self._deadlines,
             clock,
         )
         self._name = ""
@@ -149,6 +153,10 @@ class OuterEngine:
         """After `start`: whether a restored state was what the other clusters go on from, too."""
         return self._restored_round is not None
 
+    def watch(self, on_phase: Callable[[str], None]) -> None:
+        """Call `on_phase` from the exchange's thread; see `RoundExchange.on_phase`."""
+        self._round.on_phase = on_phase
+
     def start(self) -> tuple[str, ...]:
         """Meet the other clusters and take over the newest shared state among them.
 
@@ -168,11 +176,13 @@ class OuterEngine:
             future = self._send(arrival)
             self._await(future)
             outcome = future.result()
+            if outcome.problem:
+                raise ExchangeError(outcome.problem)
             if outcome.committed or len(outcome.clusters) >= self._settings.start_clusters:
                 break
             if self._agreement.maximum([float(self._stop_wanted())])[0]:
                 raise Interrupted
-            time.sleep(_START_PAUSE_SECONDS)
+            time.sleep(_PAUSE_SECONDS)
         self._name = outcome.cluster
         if self._restored_round is not None:
             if self._keeper.goes_on(self._own, self._restored_round, outcome, self._send):
@@ -225,13 +235,21 @@ class OuterEngine:
         return None
 
     def finish(self) -> list[RoundReport]:
-        """Flush: apply what is in flight, then exchange and apply what is left (collective)."""
+        """Flush: apply what is in flight, then exchange and apply what is left, until no cluster
+        that is there has anything left (collective)."""
         reports = []
         if self._own.flight is not None:
             reports.append(self._arrive())
-        if self.step_in_round > 0:
+        ends = time.monotonic() + self._deadlines.round(self.state.progress)
+        while True:
             self._launch()
             reports.append(self._arrive())
+            nothing_left = reports[-1] is None and not self._failed and self._own.tokens == 0
+            late = self._agreement.maximum([float(time.monotonic() > ends)])[0] > 0
+            if nothing_left or late:
+                break
+        if self._own.tokens > 0:
+            log.warning("the shared weights lack what was trained here last")
         return [report for report in reports if report is not None]
 
     def close(self) -> None:
@@ -286,7 +304,7 @@ class OuterEngine:
         # Of the next round, in which the average is to be applied.
         delay = steps.own_part(own.delays.steps(steps.nominal))
         (step_seconds, exchange_seconds) = self._agreement.maximum(
-            [own.seconds / made, own.last_exchange_seconds]
+            [own.seconds / max(1, made), own.last_exchange_seconds]
         )
         start = end
         sound = math.isfinite(norm)
@@ -337,19 +355,24 @@ class OuterEngine:
         assert flight is not None
         self._await(flight.future)
         own.flight = None
-        try:
-            outcome = flight.future.result()
-        except ExchangeRefused:
-            raise
-        except ExchangeError as error:
-            log.warning("the pseudo-gradient stays here and joins the next one: %s", error)
+        outcome = flight.future.result()
+        own.tokens += outcome.unsent_tokens
+        self._failed = bool(outcome.problem)
+        if self._failed:
+            log.warning("the pseudo-gradient stays and joins the next one: %s", outcome.problem)
+        if not (outcome.committed or outcome.healed):
             self._rebase(flight.start, flight.end)
             return None
+        base = self._base()
+        if outcome.unsent is not None:
+            base = {name: base[name] - value for name, value in outcome.unsent.items()}
+        self._rebase(flight.start, base)
+        if outcome.healed:
+            self.steps.catch_up(self.state.progress.steps)
+            own.delays.load_state_dict(self.state.progress.delays)
         if not outcome.committed:
-            self._rebase(flight.start, flight.end)
             return None
-        self._rebase(flight.start, self._base())
-        own.share = outcome.share
+        own.share = outcome.share or own.share
         own.last_exchange_seconds = outcome.exchange_seconds
         own.delays.observe(outcome.slowest_exchange, outcome.fastest_step)
         self.state.progress.delays = own.delays.state_dict()

@@ -5,7 +5,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dsx.errors import ExchangeError, ExchangeRefused
 
-PROTOCOL = 1
+PROTOCOL = 3
 LONGEST = 4096
 """Bytes of a header, at most."""
 
@@ -19,9 +19,11 @@ class Header(BaseModel):
     identity: str
     """Digest of settings, names and shapes; must be equal everywhere."""
     round: int = Field(ge=0)
-    """Rounds committed so far: the version of the sender's shared weights."""
+    """Rounds committed so far."""
+    met: int = Field(ge=0)
+    """Number of the meeting at which the last of them was committed."""
     shared_digest: str
-    """Of the sender's shared weights and momentum; equal wherever `round` is."""
+    """Of the sender's shared weights and momentum; equal wherever `version` is."""
     starting: bool
     """The sender has no pseudo-gradient yet: it starts, or has just come."""
     tokens: int = Field(ge=0)
@@ -32,6 +34,15 @@ class Header(BaseModel):
     """What the rank rule saw in the sender's last round; 0: nothing."""
     step: int = Field(ge=0)
     """Inner step of the run at which the pseudo-gradient was taken."""
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Of the sender's shared weights: who has the greatest has the newest.
+
+        Clusters that were cut off from each other may have committed the same round with different
+        members. The one that met later was the one that the coordinator could still reach.
+        """
+        return self.round, self.met
 
     def to_bytes(self) -> torch.Tensor:
         """As uint8, 1-D, on the CPU."""
@@ -65,9 +76,9 @@ def check_headers(headers: list[Header], clusters: tuple[str, ...]) -> None:
                 f"cluster {name} speaks protocol {header.protocol}, this one {PROTOCOL}; install "
                 "the same version of dsx on both"
             )
-    digests: dict[int, tuple[str, str]] = {}
+    digests: dict[tuple[int, int], tuple[str, str]] = {}
     for name, header in zip(clusters, headers, strict=True):
-        first, digest = digests.setdefault(header.round, (name, header.shared_digest))
+        first, digest = digests.setdefault(header.version, (name, header.shared_digest))
         if digest != header.shared_digest:
             raise ExchangeRefused(
                 f"clusters {first} and {name} hold different shared weights after round "

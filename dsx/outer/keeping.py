@@ -93,7 +93,7 @@ class Keeper:
                 count = len(outcome.moments.values())
                 over = OutcomeRecord.of(outcome, more[:count], more[count:])
             flight = own.flight.record(over)
-            tensors |= own.flight.tensors()
+            tensors |= own.flight.tensors(outcome.unsent if outcome is not None else None)
         return Snapshot(
             progress=self._state.progress.model_copy(deep=True),
             digest=digest,
@@ -163,7 +163,8 @@ class Keeper:
             **record.model_dump(exclude={"outcome"}),
         )
         if record.outcome is not None:
-            flight.future.set_result(self._seen(record.outcome, self._agreement.is_first))
+            unsent = part(tensors, "flight_unsent")
+            flight.future.set_result(self._seen(record.outcome, self._agreement.is_first, unsent))
         elif record.sound:
             # Now, while theta is the one that the delta was taken from.
             trained_on = base()
@@ -193,19 +194,19 @@ class Keeper:
         if round_ == flight.base_round:
             flight.future = send(flight.contribution(delta))
             return True
-        counted = self._state.progress.contributors
-        if (
-            delta is None
-            or round_ != flight.base_round + 1
-            or counted.get(outcome.cluster) != flight.tokens
-        ):
+        progress = self._state.progress
+        counted = progress.counted.get(outcome.cluster) == (flight.base_round, flight.step)
+        if delta is None or round_ != flight.base_round + 1 or not counted:
             return False
         if self._control.changes_rank:
             self._averager.set_rank(flight.rank)
         self._averager.catch_up(delta, flight.base_round)
-        flight.future.set_result(self._seen(OutcomeRecord.unseen(counted, outcome.cluster), False))
+        seen = OutcomeRecord.unseen(progress.contributors, outcome.cluster)
+        flight.future.set_result(self._seen(seen, False, {}))
         return True
 
-    def _seen(self, record: OutcomeRecord, with_moments: bool) -> Outcome:
+    def _seen(
+        self, record: OutcomeRecord, with_moments: bool, unsent: Mapping[str, torch.Tensor]
+    ) -> Outcome:
         measures = self._control.rank_rule.length
-        return record.outcome(self._round.theta_digest, with_moments, measures)
+        return record.outcome(self._round.theta_digest, with_moments, measures, unsent)

@@ -65,8 +65,10 @@ class Flight:
             outcome=outcome,
         )
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def tensors(self, unsent: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
+        """For a snapshot; `unsent` is what of an exchange that is over is not in theta."""
         named = {f"flight_start/{name}": value for name, value in self.start.items()}
+        named |= {f"flight_unsent/{name}": value for name, value in (unsent or {}).items()}
         if self.end is not self.start:
             named |= {f"flight_end/{name}": value for name, value in self.end.items()}
         return named

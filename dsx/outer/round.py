@@ -1,17 +1,26 @@
-"""One round's exchange, from membership to the outer step: what runs in the background."""
+"""One round's exchange, from membership to the outer step: what runs in the background.
+
+It is committed on all ranks of all clusters that take part, or on none. The ranks of a cluster do
+everything together, or fail together (`_all_ranks`). Clusters that are ready tell each other; one
+that hears from all commits. One that does not hear from all can't know whether the others have
+committed, and keeps what it sent *in doubt*: it then learns from the first newer state that it is
+handed whether its pseudo-gradient is in there. Until then it is repeated like any that failed.
+"""
 
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import TypeVar, cast
 
 import torch
 
 from dsx.errors import ExchangeError, ExchangeRefused
-from dsx.exchange.interface import Exchange, Membership, gather
+from dsx.exchange.interface import Exchange, Membership, Vote, gather
 from dsx.outer.averaging import Average, Averager, Moments
 from dsx.outer.control import Control, Observed
+from dsx.outer.deadlines import Deadlines
 from dsx.outer.digest import join_digests
 from dsx.outer.header import LONGEST, Header, check_headers
 from dsx.outer.identity import Identity, refuse_others
@@ -19,10 +28,13 @@ from dsx.outer.state import SharedState, hand_over
 
 log = logging.getLogger(__name__)
 
-_ATTEMPTS = 5
-_PAUSE_SECONDS = 2.0
-"""Between two attempts: together they outlast the 5 s after which torchft takes a cluster that is
-gone for lost."""
+T = TypeVar("T")
+
+_PAUSE_SECONDS = 0.5
+"""Between two attempts."""
+_HEADER_SECONDS = 30.0
+"""The longest wait for a connection and for a header: both are small, whatever the model."""
+_READY = torch.tensor([Vote.YES], dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -45,25 +57,42 @@ class Outcome:
     """How a round ended."""
 
     committed: bool
-    """The average was applied to theta, everywhere alike."""
+    """An average was applied to theta, everywhere alike."""
     cluster: str
     """This cluster's own name."""
     clusters: tuple[str, ...]
-    """Who took part, those included that only received."""
-    contributors: tuple[str, ...]
-    share: float
+    """Who took part, those included that only received; nobody when it failed."""
+    contributors: tuple[str, ...] = ()
+    share: float = 0.0
     """Own weight w_c in the average."""
-    exchange_seconds: float
+    exchange_seconds: float = 0.0
     """From the agreed membership to the commit."""
-    slowest_exchange: float
+    slowest_exchange: float = 0.0
     """Largest `exchange_seconds` that the contributors reported of their last round."""
-    fastest_step: float
+    fastest_step: float = 0.0
     """Smallest `step_seconds` of the contributors."""
-    theta_digest: list[int]
+    theta_digest: list[int] = field(default_factory=list)
     """This rank's contribution to the digest of theta, after the round."""
-    moments: Moments
-    measured: list[float]
+    moments: Moments = field(default_factory=Moments)
+    measured: list[float] = field(default_factory=list)
     """What the rank rule measured on this rank, in sums."""
+    healed: bool = False
+    """The shared state was taken over from another cluster."""
+    unsent: Mapping[str, torch.Tensor] | None = None
+    """What of the own pseudo-gradient is not in theta."""
+    unsent_tokens: int = 0
+    """Trained into `unsent`."""
+    problem: str = ""
+    """Why it failed."""
+
+
+@dataclass(frozen=True)
+class _Doubt:
+    """A contribution that the others may have committed."""
+
+    contribution: Contribution
+    round: int
+    rank: int
 
 
 class RoundExchange:
@@ -71,11 +100,15 @@ class RoundExchange:
 
     Attributes:
         lock: held whenever the shared state or the averager's memory changes.
+        on_phase: called with what this rank does in a round, at the moment it begins: "join",
+            "headers", "heal", "encode" (a tensor), "transfer", "transferred", "vote", "commit".
+            "headers", "heal", "transfer" and "vote" come when a message is on its way.
 
     Args:
         identity: what members must have in common.
         min_clusters: contributors below which a round is not committed.
         control: decides on the rounds to come.
+        deadlines: say how long to wait.
         clock: seconds, of which differences are taken.
     """
 
@@ -87,6 +120,7 @@ class RoundExchange:
         identity: Identity,
         min_clusters: int,
         control: Control,
+        deadlines: Deadlines,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._state = state
@@ -95,34 +129,53 @@ class RoundExchange:
         self._identity = identity
         self._min_clusters = min_clusters
         self._control = control
+        self._deadlines = deadlines
         self._clock = clock
+        self._left = Contribution(None, 0, 0.0, 0.0, starting=True)
+        self._doubts: list[_Doubt] = []
+        self._healed = False
+        self._met_nobody = False
+        self._moving = ""
+        self._usual_bytes = 0
         self.lock = threading.Lock()
+        self.on_phase: Callable[[str], None] = lambda phase: None
+        exchange.on_posted = lambda: self.on_phase(self._moving)
+        averager.on_encode = lambda: self.on_phase("encode")
         self.rehash()
 
     def run(self, contribution: Contribution) -> Outcome:
-        """One round; a failed transfer is repeated with whoever is left.
+        """One round; what failed is repeated with whoever is left, for a limited time.
 
         Raises:
             ExchangeRefused: a member trains something else.
-            ExchangeError: the exchange failed several times in a row.
         """
-        for attempt in range(1, _ATTEMPTS + 1):
+        began = time.monotonic()
+        # A coordinator that was away for a whole round is waited for no more.
+        limit = 0.0 if self._met_nobody else self._deadlines.round(self._state.progress)
+        self._left, self._healed, self._met_nobody = contribution, False, True
+        while True:
             try:
-                return self._attempt(contribution)
+                outcome = self._attempt()
+                break
             except ExchangeError as error:
-                self._give_up()
+                refused = isinstance(error, ExchangeRefused)
                 # Who starts and is refused has come to the wrong run. Who runs was disturbed by
                 # somebody like that, and goes on when that one has left.
-                refused = isinstance(error, ExchangeRefused) and contribution.starting
-                if refused or attempt == _ATTEMPTS:
+                if refused and contribution.starting:
                     raise
+                late = time.monotonic() - began > limit
+                vote, _ = self._exchange.agree(Vote.FAILED if late else Vote.YES)
+                if vote is Vote.FAILED:
+                    if refused:
+                        raise
+                    outcome = Outcome(False, "", (), problem=str(error))
+                    break
                 log.warning("round %d is repeated: %s", self._state.progress.round, error)
             time.sleep(_PAUSE_SECONDS)
-        raise AssertionError("unreachable")
-
-    def _give_up(self) -> None:
-        self._averager.discard()
-        self._exchange.commit(False)
+        if outcome.share == 0:
+            rest = self._left
+            outcome = replace(outcome, unsent=rest.delta, unsent_tokens=rest.tokens)
+        return replace(outcome, healed=self._healed)
 
     def rehash(self) -> None:
         """The shared state has changed: take its digests anew."""
@@ -130,46 +183,37 @@ class RoundExchange:
         # Equal within an outer group after every round (I1); sent with every header.
         self._digest = join_digests(self.theta_digest) + join_digests(self.momentum_digest)
 
-    def _attempt(self, contribution: Contribution) -> Outcome:
-        membership = self._exchange.join()
+    def _attempt(self) -> Outcome:
+        progress = self._state.progress
+        longest = self._deadlines.longest
+        self.on_phase("join")
+        self._exchange.limit_seconds = min(_HEADER_SECONDS, longest)
+        starting = self._left.starting
+        membership = self._exchange.join(longest if starting else self._deadlines.quorum(progress))
+        self._met_nobody = False
         began = self._clock()
-        headers = self._exchange_headers(membership, contribution)
-        newest = max(header.round for header in headers)
-        self._bring_up_to_date(membership, headers, newest)
+        self._moving = "headers"
+        headers = self._all_ranks(lambda: self._exchange_headers(membership))
+        newest = max(header.version for header in headers)
+        times = self._bring_up_to_date(membership, headers, newest)
+        progress = self._state.progress
         if self._control.changes_rank:
-            self._averager.set_rank(self._state.progress.rank)
-        running = [not header.starting for header in headers]
-        tokens = [header.tokens if header.round == newest else 0 for header in headers]
+            self._averager.set_rank(progress.rank)
+        tokens = [header.tokens if header.version == newest else 0 for header in headers]
         shares = [count / max(1, sum(tokens)) for count in tokens]
         contributors = tuple(
             name for name, share in zip(membership.clusters, shares, strict=True) if share
         )
-        delta = contribution.delta if shares[membership.index] else None
+        committed = len(contributors) >= self._min_clusters
         average = Average()
-        if contributors:
-            average = self._averager.average(self._exchange, membership, shares, delta, newest)
-        enough = len(contributors) >= self._min_clusters
-        committed = self._exchange.commit(True) and enough
         if committed:
-            with self.lock:
-                self._averager.commit()
-                self._state.optimizer.step(average.tensors)
-                self._state.progress.round += 1
-                self._state.progress.tokens_total += sum(tokens)
-                self._state.progress.contributors = {
-                    name: count
-                    for name, count in zip(membership.clusters, tokens, strict=True)
-                    if count
-                }
-                observed = _observed(membership.clusters, headers, contributors)
-                self._control.decide(self._state.progress, observed)
-                self.rehash()
-        else:
-            self._averager.discard()
-        if not committed and any(running):
+            self._exchange.limit_seconds = self._deadlines.payload(progress, times)
+            average = self._average(membership, shares)
+            self._commit(membership, headers, tokens, average)
+        elif any(not header.starting for header in headers):
             log.warning(
                 "round %d was not committed: %d contributing clusters, at least %d are needed",
-                newest,
+                progress.round,
                 len(contributors),
                 self._min_clusters,
             )
@@ -181,7 +225,7 @@ class RoundExchange:
             cluster=membership.name,
             clusters=membership.clusters,
             contributors=contributors,
-            share=shares[membership.index],
+            share=shares[membership.index] if committed else 0.0,
             exchange_seconds=seconds,
             slowest_exchange=_slowest_exchange(headers),
             fastest_step=_fastest_step(headers),
@@ -190,10 +234,38 @@ class RoundExchange:
             measured=average.measured,
         )
 
-    def _exchange_headers(self, membership: Membership, contribution: Contribution) -> list[Header]:
+    def _all_ranks(self, work: Callable[[], T]) -> T:
+        """What `work` returns, when it succeeds on all ranks of this cluster (collective).
+
+        Raises:
+            ExchangeError: on all of them, when it did not on one.
+        """
+        result: T | None = None
+        vote, why = Vote.YES, ""
+        try:
+            result = work()
+        except ExchangeRefused as error:
+            vote, why = Vote.REFUSED, str(error)
+        except ExchangeError as error:
+            vote, why = Vote.FAILED, str(error)
+        self._require(vote, why)
+        return cast(T, result)
+
+    def _require(self, vote: Vote, why: str) -> None:
+        """Go on when all ranks of this cluster vote yes. Raises ExchangeError on all of them."""
+        vote, why = self._exchange.agree(vote, why)
+        if vote is Vote.YES:
+            return
+        self._exchange.reset()
+        self._averager.discard()
+        raise (ExchangeRefused if vote is Vote.REFUSED else ExchangeError)(why)
+
+    def _exchange_headers(self, membership: Membership) -> list[Header]:
+        contribution, progress = self._left, self._state.progress
         own = Header(
             identity=self._identity.digest,
-            round=self._state.progress.round,
+            round=progress.round,
+            met=progress.met,
             shared_digest=self._digest,
             starting=contribution.starting,
             tokens=contribution.tokens,
@@ -211,21 +283,107 @@ class RoundExchange:
         check_headers(headers, membership.clusters)
         return headers
 
-    def _bring_up_to_date(self, membership: Membership, headers: list[Header], newest: int) -> None:
-        behind = [index for index, header in enumerate(headers) if header.round < newest]
+    # ------------------------------------------------------------------ who is behind
+
+    def _bring_up_to_date(
+        self, membership: Membership, headers: list[Header], newest: tuple[int, int]
+    ) -> float:
+        """Hand the newest state to whoever is behind.
+
+        Returns:
+            how many times as long as usual the round's messages may take.
+        """
+        behind = [index for index, header in enumerate(headers) if header.version < newest]
         if not behind:
-            return
-        source = next(index for index, header in enumerate(headers) if header.round == newest)
-        handed = hand_over(self._exchange, membership, self._state, source, behind)
+            return 1.0
+        times = 1.0 + self._state.bytes / max(1, self._usual_bytes)
+        self._moving = "heal"
+        self._exchange.limit_seconds = self._deadlines.payload(self._state.progress, times)
+        source = next(index for index, header in enumerate(headers) if header.version == newest)
+        handed = self._all_ranks(
+            lambda: hand_over(self._exchange, membership, self._state, source, behind)
+        )
         if handed is not None:
             with self.lock:
                 self._state.load(*handed)
+                self._healed = True
+                self._settle_doubts(membership.name)
                 self.rehash()
             log.warning(
                 "took the shared state of round %d from cluster %s",
-                newest,
+                newest[0],
                 membership.clusters[source],
             )
+        return times
+
+    def _settle_doubts(self, cluster: str) -> None:
+        """The state that was handed over tells which contribution of this cluster is in it."""
+        counted = self._state.progress.counted.get(cluster)
+        for doubt in self._doubts:
+            sent = doubt.contribution
+            if counted != (doubt.round, sent.step) or sent.delta is None:
+                continue
+            if self._control.changes_rank:
+                self._averager.set_rank(doubt.rank)
+            self._averager.catch_up(sent.delta, doubt.round)
+            left = self._left
+            rest = None
+            if left.delta is not None and left.step != sent.step:
+                # It holds what was in doubt, and what was trained since then.
+                rest = {name: value - sent.delta[name] for name, value in left.delta.items()}
+            tokens = left.tokens - sent.tokens if rest is not None else 0
+            self._left = replace(left, delta=rest, tokens=tokens)
+        self._doubts = []
+
+    # ------------------------------------------------------------------ average and commit
+
+    def _average(self, membership: Membership, shares: Sequence[float]) -> Average:
+        self._moving = "transfer"
+        before = self._exchange.traffic.received
+        delta = self._left.delta if shares[membership.index] else None
+        round_ = self._state.progress.round
+        average = self._all_ranks(
+            lambda: self._averager.average(self._exchange, membership, shares, delta, round_)
+        )
+        self._usual_bytes = self._exchange.traffic.received - before
+        self.on_phase("transferred")
+        return average
+
+    def _commit(
+        self,
+        membership: Membership,
+        headers: Sequence[Header],
+        tokens: Sequence[int],
+        average: Average,
+    ) -> None:
+        """All ranks of this cluster are ready: commit when all other clusters are, too."""
+        progress = self._state.progress
+        vote, why = Vote.YES, ""
+        self._moving = "vote"
+        doubt = _Doubt(self._left, progress.round, progress.rank)
+        try:
+            gather(self._exchange, len(membership), _READY, _READY.numel())
+        except ExchangeError as error:
+            vote, why = Vote.UNSURE, f"not all were heard at the end: {error}"
+        if len(membership) > 1 and tokens[membership.index]:
+            self._doubts.append(doubt)
+        self._require(vote, why)
+        self.on_phase("commit")
+        with self.lock:
+            self._doubts = []
+            self._averager.commit()
+            self._state.optimizer.step(average.tensors)
+            progress.round += 1
+            progress.met = membership.number
+            progress.tokens_total += sum(tokens)
+            progress.contributors = {}
+            for name, header, count in zip(membership.clusters, headers, tokens, strict=True):
+                if count:
+                    progress.contributors[name] = count
+                    progress.counted[name] = (progress.round - 1, header.step)
+            observed = _observed(membership.clusters, headers, tuple(progress.contributors))
+            self._control.decide(progress, observed)
+            self.rehash()
 
 
 def _slowest_exchange(headers: Sequence[Header]) -> float:

@@ -36,6 +36,8 @@ class OutcomeRecord(BaseModel):
     """Summed over the ranks of the cluster."""
     measured: list[float]
     """Likewise."""
+    healed: bool = False
+    unsent_tokens: int = 0
 
     @staticmethod
     def of(outcome: Outcome, moments: list[float], measured: list[float]) -> "OutcomeRecord":
@@ -50,6 +52,8 @@ class OutcomeRecord(BaseModel):
             fastest_step=outcome.fastest_step,
             moments=moments,
             measured=measured,
+            healed=outcome.healed,
+            unsent_tokens=outcome.unsent_tokens,
         )
 
     @staticmethod
@@ -68,10 +72,17 @@ class OutcomeRecord(BaseModel):
             measured=[],
         )
 
-    def outcome(self, theta_digest: list[int], with_moments: bool, measures: int) -> Outcome:
+    def outcome(
+        self,
+        theta_digest: list[int],
+        with_moments: bool,
+        measures: int,
+        unsent: Mapping[str, torch.Tensor],
+    ) -> Outcome:
         """As the exchange gave it. What are sums over ranks goes to one rank only.
 
         Args:
+            unsent: what of the pseudo-gradient is not in theta; empty when all is.
             measures: length of what the rank rule measures.
         """
         return Outcome(
@@ -89,6 +100,9 @@ class OutcomeRecord(BaseModel):
             measured=self.measured
             if with_moments and len(self.measured) == measures
             else [0.0] * measures,
+            healed=self.healed,
+            unsent=unsent or None,
+            unsent_tokens=self.unsent_tokens,
         )
 
 

@@ -22,12 +22,17 @@ class Progress(BaseModel):
 
     round: int = 0
     """Rounds committed."""
+    met: int = 0
+    """Number of the meeting at which the last of them was committed."""
     tokens_total: int = 0
     """Tokens in committed pseudo-gradients, over all clusters."""
     delays: list[int] = []
     """State of the delay clock."""
     contributors: dict[str, int] = {}
     """Of the last committed round: tokens by cluster."""
+    counted: dict[str, tuple[int, int]] = {}
+    """By cluster, its last pseudo-gradient that counts: the round, and the inner step of the run at
+    which it was taken."""
     steps: int = 0
     """Inner steps of the run in committed rounds (of the fastest cluster, where they differ)."""
     local_steps: int = 0
@@ -41,6 +46,8 @@ class Progress(BaseModel):
     """Seconds of the exchange over those of an inner step, of the last rounds."""
     rank_window: list[float] = []
     """What the rank rule measured, of the last rounds."""
+    exchange_seconds: float = 0.0
+    """Of the slowest exchange of the last rounds; fades by a fifth a round."""
     paces: dict[str, float] = {}
     """Seconds of an inner step by cluster, smoothed."""
 
@@ -54,6 +61,11 @@ class SharedState:
 
     def shapes(self) -> dict[str, torch.Size]:
         return {name: value.shape for name, value in self.optimizer.theta.items()}
+
+    @property
+    def bytes(self) -> int:
+        """Of theta and momentum together."""
+        return sum(value.nbytes for value in self.tensors().values())
 
     def digests(self) -> tuple[list[int], list[int]]:
         """Contributions of this rank's theta and momentum to their digests."""

@@ -54,6 +54,10 @@ class StepCounter(BaseModel):
         self.in_round = 0
         self.nominal, self.own = nominal, own
 
+    def catch_up(self, boundary: int) -> None:
+        """The others passed `boundary` meanwhile; what was made since the last one stays made."""
+        self.boundary = max(self.boundary, boundary)
+
     def go_to(self, step: int) -> None:
         """Take a place at a boundary of the others; the round is still to be begun."""
         self.boundary = self.made = step

@@ -157,8 +157,16 @@ class OuterSettings(Block):
     adapt: AdaptSettings = Field(
         default_factory=AdaptSettings, description="What changes from round to round."
     )
+    patience: float = Field(
+        5.0,
+        ge=1,
+        description="Another cluster is waited for this many times as long as was measured of the "
+        "last exchanges and rounds (10 s at least), then left out.",
+    )
     timeout_seconds: float = Field(
-        600.0, gt=0, description="An exchange that takes longer than this has failed."
+        600.0,
+        gt=0,
+        description="The longest wait for another cluster, whatever was measured.",
     )
 
     @model_validator(mode="after")

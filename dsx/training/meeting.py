@@ -48,7 +48,7 @@ def meet(
     bind_host: str | None,
     rank: int,
     world_size: int,
-    agreement: ClusterAgreement,
+    council: ClusterAgreement,
     timeout_seconds: float,
     secret: RunSecret | None = None,
     connect_seconds: float = CONNECT_SECONDS,
@@ -56,6 +56,7 @@ def meet(
     """Join the clusters that `coordinator` knows. Collective over the ranks of this cluster.
 
     Args:
+        council: used by the exchange's thread alone from here on.
         bind_host: the address under which the other clusters reach rank 0 of this one; None takes
             the one from which the coordinator is reached, as all other ranks do.
         secret: of the run; all clusters and the coordinator have the same, or none.
@@ -79,7 +80,7 @@ def meet(
         except ExchangeError as error:
             # The others would only see that this rank has gone.
             problem = (type(error), str(error))
-    opened, problem = agreement.broadcast((opened, problem))
+    opened, problem = council.broadcast((opened, problem))
     if opened is None:
         kind, message = problem
         raise kind(message)
@@ -91,7 +92,7 @@ def meet(
         relay = Relay(("127.0.0.1", 0), read_address(coordinator), secret, cluster)
         coordinator = f"http://127.0.0.1:{relay.port}"
     exchange: Exchange
-    exchange = TorchftExchange(place, coordinator, own, timeout_seconds, connect_seconds)
+    exchange = TorchftExchange(place, coordinator, council, own, timeout_seconds, connect_seconds)
     if secret is not None:
         exchange = AuthenticatedExchange(exchange, secret)
     return Meeting(exchange, store, relay)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsx.checkpoint.manifest import DataPosition
+from dsx.cluster.agreement import ClusterAgreement
 from dsx.cluster.engine import ClusterEngine
 from dsx.cluster.schedule import learning_rate
 from dsx.data.batches import BatchStream, heldout_batches
@@ -228,7 +229,7 @@ class ClusterRun:
             self._launch.bind_host,
             self.engine.rank,
             self.engine.world_size,
-            self.engine.agreement,
+            ClusterAgreement(),
             self._dsx.outer.timeout_seconds,
             self._launch.secret,
         )

@@ -59,17 +59,3 @@ def test_a_run_folder_in_which_nothing_can_be_written_is_told(
 def test_arguments_are_not_guessed_from_their_beginnings() -> None:
     with pytest.raises(SystemExit, match="2"):
         train.parse(["--deepspeed_config", "x.json", "--clust", "site-a"])
-
-
-def test_what_to_go_on_with_keeps_the_port_and_leaves_out_the_old_checkpoint(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    words = ["--local_rank=0", "--resume", "old", "--cluster", "site-b"]
-    monkeypatch.setenv("MASTER_PORT", "29601")
-    assert train.resume_command(2, words) == (
-        "deepspeed --num_gpus 2 --master_port 29601 --module dsx.train --cluster site-b"
-    )
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    assert train.resume_command(2, words) == (
-        "deepspeed --num_gpus 2 --module dsx.train --cluster site-b"
-    )

@@ -31,16 +31,13 @@ class Line:
     def traffic(self):
         return self.exchange.traffic
 
-    def join(self) -> Membership:
-        return self.exchange.join()
+    def join(self, seconds: float) -> Membership:
+        return self.exchange.join(seconds)
 
     def all_to_all(self, payloads: list[torch.Tensor], most: int) -> list[torch.Tensor]:
         messages = self.exchange.all_to_all(payloads, most)
         self.seen.append([message.clone() for message in messages])
         return self.forge([message.clone() for message in messages])
-
-    def commit(self, succeeded: bool) -> bool:
-        return self.exchange.commit(succeeded)
 
     def close(self) -> None:
         self.exchange.close()
@@ -68,11 +65,18 @@ class Clusters:
             return dict(zip(self.ends, pool.map(run, self.ends), strict=True))
 
     def join(self) -> None:
-        for outcome in self.together(lambda end: end.join()).values():
+        for outcome in self.together(arrive).values():
             assert isinstance(outcome, Membership), outcome
 
     def gather(self, texts: dict[str, bytes]) -> dict[str, object]:
         return self.together(lambda end: [*map(raw, gather(end, len(texts), say(end, texts), 99))])
+
+
+def arrive(end: AuthenticatedExchange) -> Membership:
+    """Join, and agree on the session, as the first message would."""
+    members = end.join(10)
+    end._greet()
+    return members
 
 
 def say(end: AuthenticatedExchange, texts: dict[str, bytes]) -> torch.Tensor:
@@ -212,12 +216,12 @@ def test_a_cluster_without_a_secret_is_refused_by_name() -> None:
     stranger = clusters.hub.exchange("stranger")
 
     def come() -> None:
-        members = stranger.join()
+        members = stranger.join(10)
         gather(stranger, len(members), uint8(b"{}"), 4096)
 
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(come)
-        for outcome in clusters.together(lambda end: end.join()).values():
+        for outcome in clusters.together(arrive).values():
             assert "cluster stranger has no run secret" in str(outcome)
         coming.result()
 

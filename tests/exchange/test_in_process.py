@@ -19,7 +19,7 @@ def test_everybody_receives_what_each_sent_to_it_and_bytes_are_counted() -> None
 
     def round_of(name: str) -> list[str]:
         exchange = hub.exchange(name)
-        membership = exchange.join()
+        membership = exchange.join(10)
         received = exchange.all_to_all([message(name + to) for to in membership.clusters], 2)
         return [bytes(payload.numpy()).decode() for payload in received]
 
@@ -32,7 +32,7 @@ def test_everybody_receives_what_each_sent_to_it_and_bytes_are_counted() -> None
 def test_a_peer_that_leaves_in_the_middle_of_a_round_is_an_error_with_its_name() -> None:
     hub = InProcessHub(("a", "b"), timeout_seconds=10)
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda name: hub.exchange(name).join(), ("a", "b")))
+        list(pool.map(lambda name: hub.exchange(name).join(10), ("a", "b")))
     hub.exchange("b").close()
     with pytest.raises(ExchangeError, match="cluster b left"):
         hub.exchange("a").all_to_all([message("x"), message("y")], 1)
@@ -41,10 +41,10 @@ def test_a_peer_that_leaves_in_the_middle_of_a_round_is_an_error_with_its_name()
 def test_a_join_goes_on_without_members_that_left() -> None:
     hub = InProcessHub(("a", "b"), timeout_seconds=10)
     hub.exchange("b").close()
-    assert hub.exchange("a").join().clusters == ("a",)
+    assert hub.exchange("a").join(10).clusters == ("a",)
 
 
 def test_a_peer_that_never_comes_is_an_error_and_not_a_hang() -> None:
     hub = InProcessHub(("a", "b"), timeout_seconds=0.05)
     with pytest.raises(ExchangeError, match=r"did not come within 0\.05 s"):
-        hub.exchange("a").join()
+        hub.exchange("a").join(10)

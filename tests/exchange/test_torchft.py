@@ -10,6 +10,7 @@ from torchft.coordination import LighthouseServer
 
 from dsx.errors import ExchangeError
 from dsx.exchange.torchft import ClusterAddress, TorchftExchange
+from dsx.outer.agreement import AloneAgreement
 from dsx.settings.dsx_block import OuterSettings
 from tests.outer.lockstep import LOSSLESS, Cluster, make_clusters, run
 
@@ -27,7 +28,7 @@ class Site:
     def __init__(self, name: str, coordinator: str) -> None:
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         address = ClusterAddress(name, 0, 1, "127.0.0.1", self.store.port)
-        self.exchange = TorchftExchange(address, coordinator, timeout_seconds=30)
+        self.exchange = TorchftExchange(address, coordinator, AloneAgreement(), timeout_seconds=30)
 
 
 def test_sockets_give_the_bits_of_the_in_process_exchange_and_count_their_bytes(
@@ -71,7 +72,7 @@ def _failure(exchange: TorchftExchange) -> str:
 
 
 def _join_until_two(exchange: TorchftExchange) -> None:
-    while len(exchange.join()) < 2:
+    while len(exchange.join(20)) < 2:
         pass
 
 
@@ -79,4 +80,4 @@ def test_a_coordinator_that_is_not_there_is_an_error_with_the_way_out() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     address = ClusterAddress("a", 0, 1, "127.0.0.1", store.port)
     with pytest.raises(ExchangeError, match="dsx coordinator --bind"):
-        TorchftExchange(address, "http://127.0.0.1:9", connect_seconds=1)
+        TorchftExchange(address, "http://127.0.0.1:9", AloneAgreement(), connect_seconds=1)

@@ -11,6 +11,7 @@ def header(**changes: object) -> Header:
     values: dict = {
         "identity": "same",
         "round": 3,
+        "met": 7,
         "shared_digest": "d",
         "starting": False,
         "tokens": 10,

@@ -29,7 +29,7 @@ def meet(*identities: Identity, protocols: tuple[int, ...] = ()) -> list[str]:
     def one(index: int) -> str:
         exchange = hub.exchange(names[index])
         try:
-            refuse_others(exchange, exchange.join(), headers, identities[index])
+            refuse_others(exchange, exchange.join(10), headers, identities[index])
         except ExchangeError as refusal:
             return f"{type(refusal).__name__}: {refusal}"
         return ""

@@ -46,9 +46,9 @@ class Gate:
         self.open = threading.Event()
         self.open.set()
 
-    def join(self) -> Membership:
+    def join(self, seconds: float) -> Membership:
         assert self.open.wait(30)
-        return self._inner.join()  # type: ignore[attr-defined]
+        return self._inner.join(seconds)  # type: ignore[attr-defined]
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)

@@ -89,9 +89,13 @@ class SlowLink:
         """Words before a command that is to run in a cluster's place (None: at the hub)."""
         return ("ip", "netns", "exec", self._hub if cluster is None else self._name(str(cluster)))
 
-    def shape(self, rate: float | None) -> None:
-        """Another rate from now on, in bits per second; None does not shape."""
-        for cluster in range(self._clusters):
+    def shape(self, rate: float | None, only: int | None = None) -> None:
+        """Another rate from now on, in bits per second; None does not shape.
+
+        Args:
+            only: the cluster whose line it is; all by default.
+        """
+        for cluster in range(self._clusters) if only is None else [only]:
             for place, interface in (
                 (self._name(str(cluster)), INTERFACE),
                 (self._hub, _port(cluster)),
@@ -101,6 +105,14 @@ class SlowLink:
                 else:
                     bucket = _bucket(rate)
                     _run("tc", "-n", place, "qdisc", "replace", "dev", interface, "root", *bucket)
+
+    def cut(self, cluster: int) -> None:
+        """Nothing passes a cluster's line any more, and nobody is told."""
+        _ip("-n", self._hub, "link", "set", _port(cluster), "nomaster")
+
+    def mend(self, cluster: int) -> None:
+        """What was cut carries again."""
+        _ip("-n", self._hub, "link", "set", _port(cluster), "master", "hub")
 
     def counted(self) -> list[Counted]:
         """By cluster."""
