@@ -28,11 +28,11 @@ def seconds(text: str) -> float:
     return value
 
 
-def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
+def add_settings_arguments(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """`--deepspeed_config FILE` and `--set KEY=VALUE`, to be read by `settings_from`."""
     parser.add_argument(
         "--deepspeed_config",
-        required=True,
+        required=required,
         metavar="FILE",
         help="the settings: DeepSpeed's JSON with a `dsx` block (see docs/configuration.md)",
     )

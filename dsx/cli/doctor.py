@@ -2,28 +2,26 @@
 
 import argparse
 import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from dsx.cli.common import add_secret_argument, secret_file
+from dsx.cli.common import (
+    add_secret_argument,
+    add_settings_arguments,
+    secret_file,
+    settings_from,
+)
 from dsx.errors import DsxError
-from dsx.settings import load_settings
+
+if TYPE_CHECKING:
+    from dsx.training.doctor import Row
 
 HELP = "Check this machine and a run's set-up."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.add_argument(
-        "--deepspeed_config", metavar="FILE", help="also check these settings and what they name"
-    )
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override settings, as in dsx.outer.local_steps=10",
-    )
+    add_settings_arguments(parser, required=False)
     parser.add_argument(
         "--coordinator", metavar="URL", help="also see whether this coordinator lets a cluster in"
     )
@@ -42,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     settings = None
     if args.deepspeed_config is not None:
         try:
-            settings = load_settings(args.deepspeed_config, args.overrides)
+            settings = settings_from(args)
         except DsxError as error:
             rows.append(Row("settings", str(error), True, "correct the file, or the --set"))
     rows += examine(settings, secret_file(args), args.coordinator, args.cluster)
@@ -53,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     return int(any(row.wrong for row in rows))
 
 
-def _print(rows: list) -> None:
+def _print(rows: "Sequence[Row]") -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
