@@ -42,7 +42,7 @@ class AuthenticatedExchange:
 
     @property
     def traffic(self) -> Traffic:
-        """With the tags: 16 bytes a message, besides 16 bytes to each member and round."""
+        """With the tags: 17 bytes a message, besides 16 bytes to each member and round."""
         return self._exchange.traffic
 
     @property
