@@ -64,9 +64,12 @@ class Scene:
         self.command_lines = b"".join(
             path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()
         )
+        family = [child for name in ("c0", "c1") for child in self.family(name)]
         for name in ("c0", "c1"):
             os.killpg(self.processes[name].pid, signal.SIGTERM)
         self.codes = {name: self.processes[name].wait(PATIENCE) for name in ("c0", "c1")}
+        # The launcher may end before its rank, which saves.
+        assert psutil.wait_procs(family, PATIENCE)[1] == []
 
     def arguments(self, cluster: str) -> list[str]:
         words = ["--deepspeed_config", str(self.folder / "settings.json"), "--cluster", cluster]
@@ -108,11 +111,14 @@ class Scene:
     def rounds(self, cluster: str) -> int:
         return len(self.digests(cluster))
 
-    def listeners(self, name: str) -> set[str]:
+    def family(self, name: str) -> list[psutil.Process]:
         own = psutil.Process(self.processes[name].pid)
+        return [own, *own.children(recursive=True)]
+
+    def listeners(self, name: str) -> set[str]:
         return {
             socket.laddr.ip
-            for process in [own, *own.children(recursive=True)]
+            for process in self.family(name)
             for socket in process.net_connections(kind="tcp")
             if socket.status == psutil.CONN_LISTEN
         }
