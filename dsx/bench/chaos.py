@@ -25,7 +25,7 @@ from dsx.bench.link.namespaces import SlowLink
 from dsx.bench.sites import Coordinator, Site, stop, wait_until
 from dsx.cluster.launch import cluster_names
 from dsx.exchange.secret import RunSecret
-from dsx.settings import load_settings, parse_settings
+from dsx.settings import Settings, load_settings, parse_settings
 
 QUICKSTART = "configs/quickstart.json"
 STAGES, LOCAL_STEPS = 2, 8
@@ -60,6 +60,9 @@ _LINK_KINDS = {"the link is cut", "the link has 10 Mbit/s, all taken"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deepspeed_config", default=QUICKSTART, metavar="FILE")
+    parser.add_argument(
+        "--set", dest="overrides", nargs="+", action="extend", default=[], metavar="KEY=VALUE"
+    )
     parser.add_argument("--faults", type=int, default=50, help="how many (default: 50)")
     parser.add_argument("--seed", type=int, default=0, help="of kinds, moments and clusters")
     parser.add_argument(
@@ -76,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Break, print; returns the exit code: 1 when anything was lost, trained twice or stuck."""
     result = run_chaos_bench(
-        arguments.deepspeed_config,
+        load_settings(arguments.deepspeed_config, arguments.overrides),
         arguments.faults,
         arguments.seed,
         arguments.clusters,
@@ -91,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def run_chaos_bench(
-    deepspeed_config: str | Path = QUICKSTART,
+    settings: Settings,
     faults: int = 50,
     seed: int = 0,
     clusters: int = 3,
@@ -101,7 +104,7 @@ def run_chaos_bench(
     """Break a run of `clusters` clusters `faults` times.
 
     Args:
-        deepspeed_config: settings whose data are trained on.
+        settings: whose data are trained on.
         seed: of the faults.
         kinds: those of `WEIGHTS` to choose from; all by default. Links need root.
         tell: called with a line for every fault.
@@ -120,7 +123,7 @@ def run_chaos_bench(
         link = None
         if _LINK_KINDS & set(chosen):
             link = stack.enter_context(SlowLink(clusters))
-        chaos = Chaos(deepspeed_config, folder, clusters, random.Random(seed), link)
+        chaos = Chaos(settings, folder, clusters, random.Random(seed), link)
         stack.callback(chaos.end)
         chaos.begin()
         for number in range(faults):
@@ -151,13 +154,13 @@ class Chaos:
     """A run that can be broken.
 
     Args:
-        config: settings whose data are trained on.
+        settings: whose data are trained on.
         folder: an empty one.
         count: clusters.
         link: between them; None: the loopback interface.
     """
 
-    config: str | Path
+    settings: Settings
     folder: Path
     count: int
     chance: random.Random
@@ -185,7 +188,7 @@ class Chaos:
         ]
 
     def _settings(self) -> dict[str, Any]:
-        raw = load_settings(self.config).model_dump(mode="json", exclude_none=True)
+        raw = self.settings.model_dump(mode="json", exclude_none=True)
         raw |= {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2}
         raw.pop("train_batch_size", None)
         dsx = raw["dsx"]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dsx.bench.chaos import Chaos, Row
+from dsx.settings import load_settings
 from tests.bench.test_overhead import settings_file
 
 
@@ -14,7 +15,7 @@ class Broken:
     """Two clusters of two stages, broken in four ways in one launch."""
 
     def __init__(self, folder: Path) -> None:
-        chaos = Chaos(settings_file(folder), folder, 2, random.Random(0), None)
+        chaos = Chaos(load_settings(settings_file(folder)), folder, 2, random.Random(0), None)
         self.rows: dict[str, Row] = {}
         try:
             chaos.begin()
