@@ -200,8 +200,13 @@ def _meeting(quorum: Any) -> Meeting:
     digest = hashlib.blake2b(json.dumps(replicas).encode(), digest_size=8).hexdigest()
     # All see the same answers, and so decide alike: one that is not connected, or not to these,
     # makes everybody connect anew.
-    known = {(member.data or {}).get("connection", "") for member in members}
+    known = {_connection(member.data) for member in members}
     connection = known.pop() if len(known) == 1 else ""
     if not connection.startswith(f"{digest}-"):
         connection = f"{digest}-{number}"
     return Meeting(replicas, tuple(m.store_address for m in members), connection, number)
+
+
+def _connection(data: Any) -> str:
+    told = data.get("connection") if isinstance(data, dict) else None
+    return told if isinstance(told, str) else ""

@@ -6,6 +6,9 @@ from dsx.settings.dsx_block import OuterSettings
 _SHORTEST_SECONDS = 10.0
 """No peer is given up sooner: a busy machine, or a lost packet, may take as long."""
 
+_HEADER_SECONDS = 15.0
+"""For a connection and a header: both are small, whatever the model."""
+
 
 class Deadlines:
     """From the shared state, so that all clusters wait alike.
@@ -16,6 +19,8 @@ class Deadlines:
     def __init__(self, settings: OuterSettings) -> None:
         self._patience = settings.patience
         self.longest = settings.timeout_seconds
+        self.header = min(_HEADER_SECONDS, self.longest)
+        """Seconds for a connection to the others, and for a header."""
 
     def payload(self, progress: Progress, times: float = 1.0) -> float:
         """Seconds for one message, which is `times` as long as those of a usual round."""
@@ -28,7 +33,7 @@ class Deadlines:
 
     def round(self, progress: Progress) -> float:
         """Seconds after which a round that keeps failing is given up."""
-        return min(self.longest, self.quorum(progress) + self.payload(progress))
+        return min(self.longest, self.quorum(progress) + self.header + self.payload(progress))
 
     def _limit(self, measured: float) -> float:
         if measured <= 0:

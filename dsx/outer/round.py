@@ -32,8 +32,6 @@ T = TypeVar("T")
 
 _PAUSE_SECONDS = 0.5
 """Between two attempts."""
-_HEADER_SECONDS = 30.0
-"""The longest wait for a connection and for a header: both are small, whatever the model."""
 _READY = torch.tensor([Vote.YES], dtype=torch.uint8)
 
 
@@ -50,6 +48,9 @@ class Contribution:
     step: int = 0
     """Inner step of the run at which `delta` was taken."""
     starting: bool = False
+
+
+_NOTHING = Contribution(None, 0, 0.0, 0.0, starting=True)
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class RoundExchange:
         self._control = control
         self._deadlines = deadlines
         self._clock = clock
-        self._left = Contribution(None, 0, 0.0, 0.0, starting=True)
+        self._left = _NOTHING
         self._doubts: list[_Doubt] = []
         self._healed = False
         self._met_nobody = False
@@ -175,6 +176,7 @@ class RoundExchange:
         if outcome.share == 0:
             rest = self._left
             outcome = replace(outcome, unsent=rest.delta, unsent_tokens=rest.tokens)
+        self._left = _NOTHING
         return replace(outcome, healed=self._healed)
 
     def rehash(self) -> None:
@@ -187,7 +189,7 @@ class RoundExchange:
         progress = self._state.progress
         longest = self._deadlines.longest
         self.on_phase("join")
-        self._exchange.limit_seconds = min(_HEADER_SECONDS, longest)
+        self._exchange.limit_seconds = self._deadlines.header
         starting = self._left.starting
         membership = self._exchange.join(longest if starting else self._deadlines.quorum(progress))
         self._met_nobody = False
