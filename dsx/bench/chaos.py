@@ -38,7 +38,7 @@ _MODEL = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
-_LONGEST_SECONDS = 300.0
+_LONGEST_SECONDS = 600.0
 """For a fault to happen, or for the clusters to be together again after it."""
 _HELD_SECONDS = (2.0, 20.0)
 """How long a cluster is stopped, a link is cut or slow, a coordinator is away."""
@@ -205,7 +205,7 @@ class Chaos:
             "start_clusters": self.count,
             "timeout_seconds": 60,
         }
-        dsx["checkpoint"] = {"every_rounds": 2, "keep": 2}
+        dsx["checkpoint"] = {"every_rounds": 3, "keep": 2}
         dsx["tracking"] = {"wandb": False}
         parse_settings(raw)
         return dict(raw)
@@ -229,13 +229,16 @@ class Chaos:
         """Wait for a round of all clusters, and restart whatever ends meanwhile."""
 
         def are() -> bool:
-            for site in self.sites:
-                if not site.runs:
-                    site.kill()
-                    site.start()
+            self._restart_ended()
             return all(site.rounds_with(set(self.names), since) for site in self.sites)
 
         wait_until("a round of all clusters", are, _LONGEST_SECONDS, self.sites)
+
+    def _restart_ended(self) -> None:
+        for site in self.sites:
+            if not site.runs:
+                site.kill()
+                site.start()
 
     # ------------------------------------------------------------------ faults
 
@@ -315,7 +318,14 @@ class Chaos:
                 self.sites,
             )
             victim.start()
-        wait_until(f"{fault}", lambda: self.plan.happened(fault), _LONGEST_SECONDS, self.sites)
+
+        def happened() -> bool:
+            there = self.plan.happened(fault)
+            if not there:
+                self._restart_ended()
+            return there
+
+        wait_until(f"{fault}", happened, _LONGEST_SECONDS, self.sites)
         if kind == "kill":
             wait_until("the end of the victim", lambda: not victim.runs, 60.0, self.sites)
         return phase

@@ -10,6 +10,7 @@ so that whoever writes it writes the same.
 
 import logging
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,12 @@ UNFINISHED = ".step-*"
 """Folders of a cluster that are not complete yet."""
 REMOVED = ".removed-*"
 """What is being deleted."""
+
+
+HELD = ".held-*"
+"""In a folder that a cluster reads while another one, which goes on, might delete it."""
+_HELD_SECONDS = 3600.0
+"""After so long, whoever held it has died."""
 
 
 def rank_file(rank: int) -> str:
@@ -137,11 +144,23 @@ class RunFolder:
         found.complete.sort(key=lambda checkpoint: -checkpoint.manifest.sequence)
         return found
 
+    def hold(self, checkpoint: Checkpoint, cluster: str) -> None:
+        """Keep what `cluster` is about to read from being deleted by others, until `release`."""
+        for folder in (checkpoint.folder, checkpoint.shared_folder):
+            if folder.is_dir():
+                (folder / HELD.replace("*", cluster)).touch()
+
+    def release(self, checkpoint: Checkpoint, cluster: str) -> None:
+        """It has been read."""
+        for folder in (checkpoint.folder, checkpoint.shared_folder):
+            (folder / HELD.replace("*", cluster)).unlink(missing_ok=True)
+
     def retain(self, cluster: str, keep: int) -> None:
         """Delete all but the newest `keep` of `cluster`, and shared parts that nobody refers to."""
         complete = self.list(cluster).complete
         for checkpoint in complete[keep:]:
-            _remove(checkpoint.folder)
+            if not _is_held(checkpoint.folder):
+                _remove(checkpoint.folder)
         if not complete:
             return
         oldest = (complete[:keep][-1].folder / MANIFEST).stat().st_mtime
@@ -155,8 +174,9 @@ class RunFolder:
             return
         for path in shared.iterdir():
             # A younger one may be about to be referred to.
-            if path.name not in needed and path.stat().st_mtime < oldest:
-                _remove(path)
+            if path.name in needed or path.stat().st_mtime >= oldest or _is_held(path):
+                continue
+            _remove(path)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -169,6 +189,11 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         return Checkpoint(folder, manifest, read_manifest(shared, SharedManifest))
     except CheckpointError as error:
         raise CheckpointError(f"{folder} lacks its shared part: {error}") from error
+
+
+def _is_held(folder: Path) -> bool:
+    since = time.time() - _HELD_SECONDS
+    return any(mark.stat().st_mtime > since for mark in folder.glob(HELD))
 
 
 def _remove(folder: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from dsx.checkpoint.choosing import Choice, choose, is_finished
 from dsx.checkpoint.export import TOKENIZER
-from dsx.checkpoint.folders import Checkpoint
+from dsx.checkpoint.folders import Checkpoint, RunFolder
 from dsx.checkpoint.generators import generator_states, restore_generators, seed_generators
 from dsx.checkpoint.manifest import ClusterManifest, DataPosition, Layout
 from dsx.checkpoint.writer import CheckpointWriter, Job, SharedPart
@@ -107,6 +107,9 @@ class RunSaver:
             restore_generators(states)
         if outer is not None:
             outer.restore(self._snapshot(checkpoint, names))
+        self._engine.agreement.barrier()
+        if self._engine.rank == 0:
+            self._folder_of(checkpoint).release(checkpoint, self._cluster)
 
     def position(
         self, clusters: Sequence[str], step: int, outer: OuterEngine | None
@@ -200,6 +203,10 @@ class RunSaver:
 
     # ------------------------------------------------------------------ parts
 
+    def _folder_of(self, checkpoint: Checkpoint) -> RunFolder:
+        """The run folder that a checkpoint lies in."""
+        return RunFolder(checkpoint.folder.parent.parent.parent)
+
     def _choose(self, resume: str, with_clusters: bool) -> Choice | None:
         """Rank 0 looks and decides for all."""
         answer: Choice | str | None = None
@@ -207,6 +214,7 @@ class RunSaver:
             try:
                 answer = choose(self._dsx.run_dir, self._cluster, resume)
                 if answer is not None:
+                    self._folder_of(answer.checkpoint).hold(answer.checkpoint, self._cluster)
                     moments = self._engine.weights.moment_kinds()
                     require_fit(
                         answer.checkpoint, self._ready, moments, with_clusters=with_clusters

@@ -148,3 +148,18 @@ def test_saved_since_looks_at_when_the_state_was_taken(tmp_path: Path) -> None:
     save(tmp_path, "c0", time=100.0)
     assert saved_since(tmp_path, "c0", 100.0)
     assert not saved_since(tmp_path, "c0", 100.5)
+
+
+def test_what_a_newcomer_reads_is_not_deleted_by_those_who_go_on(tmp_path: Path) -> None:
+    save(tmp_path, "c0", 10, keep=1, round_=1)
+    choice = chosen(tmp_path, "c1")
+    folder = RunFolder(tmp_path)
+    folder.hold(choice.checkpoint, "c1")
+    for step in (20, 30):
+        save(tmp_path, "c0", step, keep=1, round_=step // 10)
+    assert choice.checkpoint.shared_tensors("theta/")
+    assert all(value is not None for value in choice.checkpoint.shared_tensors("theta/").values())
+    folder.release(choice.checkpoint, "c1")
+    save(tmp_path, "c0", 40, keep=1, round_=4)
+    assert not choice.checkpoint.folder.exists()
+    assert not choice.checkpoint.shared_folder.exists()
