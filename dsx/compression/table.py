@@ -53,9 +53,15 @@ class CodecTable:
         """The codec that encodes this tensor."""
         return self._codecs[kind_of(shape, self._vocab_size)]
 
-    def most_bytes(self, name: str, shape: Sequence[int]) -> int:
-        """Length of the longest message about such a tensor."""
-        codec = self.codec_for(name, shape)
+    def encodes_rows_apart(self, shape: Sequence[int]) -> bool:
+        """Whether such a tensor may be encoded in pieces: low rank looks at whole matrices."""
+        return not isinstance(self._codecs[kind_of(shape, self._vocab_size)], LowRank)
+
+    def most_bytes(
+        self, name: str, shape: Sequence[int], whole: Sequence[int] | None = None
+    ) -> int:
+        """Length of the longest message about such a tensor, or about such rows of `whole`."""
+        codec = self.codec_for(name, shape if whole is None else whole)
         return header_bytes(name, shape, codec.settings) + codec.most_bytes(shape)
 
     def set_rank(self, rank: int) -> None:
@@ -71,10 +77,18 @@ class CodecTable:
         return pack(name, value.shape, round_, codec.settings, codec.encode(name, value))
 
     def encode_with_residual(
-        self, name: str, value: Tensor, round_: int, overwrite: bool = False
+        self,
+        name: str,
+        value: Tensor,
+        round_: int,
+        overwrite: bool = False,
+        whole: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The message, and `value - decoded`, over `value` with `overwrite`, as a codec does."""
-        codec = self.codec_for(name, value.shape)
+        """The message, and `value - decoded`, over `value` with `overwrite`, as a codec does.
+
+        `whole`: the shape of the tensor that `value` is some rows of, which chooses the codec.
+        """
+        codec = self.codec_for(name, value.shape if whole is None else whole)
         self._staged[name] = codec
         body, residual = codec.encode_with_residual(name, value, overwrite)
         return pack(name, value.shape, round_, codec.settings, body), residual

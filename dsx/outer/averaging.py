@@ -4,12 +4,13 @@
 decode(b_c)` once the round commits. Two patterns:
 
 * *gather*: everybody gets everybody's bytes and decodes them in member order: C - 1 payloads in.
-* *scatter*: each tensor has an owner, who decodes, sums in fp32, encodes the mean and hands it to
-  all: about two payloads in, whatever C. The owner's second rounding error joins its own error
-  feedback, divided by its weight, and so enters the next mean undiminished.
+* *scatter*: each piece (`dsx.outer.pieces`) has an owner, who decodes, sums in fp32, encodes the
+  mean and hands it to all: about two payloads in, whatever C. The owner's second rounding error
+  joins its own error feedback, divided by its weight, and so enters the next mean undiminished.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,6 +21,7 @@ from dsx.compression.table import CodecTable
 from dsx.errors import ExchangeError
 from dsx.exchange.interface import Exchange, Membership, gather
 from dsx.outer.buckets import buckets
+from dsx.outer.pieces import Piece, deal
 from dsx.outer.rank_control import FixedRule, RankRule
 from dsx.settings.codec_block import CompressionSettings
 
@@ -116,12 +118,12 @@ class Averager:
             self._alone(step, delta)
             return step.average
         contributors = sum(1 for share in shares if share)
-        scatter = scatters(self._pattern, contributors)
         for names in buckets(self._shapes):
-            if scatter:
-                self._scatter(step, names)
+            dealt = iter(self._deal(names, contributors))
+            if scatters(self._pattern, contributors):
+                self._scatter(step, [next(dealt) if share else [] for share in shares])
             else:
-                self._gather(step, names)
+                self._gather(step, next(dealt))
         return step.average
 
     def set_rank(self, rank: int) -> None:
@@ -147,14 +149,15 @@ class Averager:
         self._table.discard()
         self._mean_table.discard()
 
-    def catch_up(self, delta: Mapping[str, torch.Tensor], round_: int) -> None:
-        """A round counted with this `delta` in it, but its end was not seen here: remember what
-        its encoding left out. (What an owner's second rounding left out is lost.)
+    def catch_up(self, delta: Mapping[str, torch.Tensor], round_: int, contributors: int) -> None:
+        """A round of so many contributors counted with this `delta` in it, but its end was not seen
+        here: remember what its encoding left out. (What an owner's second rounding left out is
+        lost.)
         """
-        for name, value in delta.items():
-            update = self._feedback.add(name, value)
-            _, residual = self._table.encode_with_residual(name, update, round_)
-            self._feedback.stage(name, residual)
+        for names in buckets(self._shapes):
+            everything = itertools.chain(*self._deal(names, contributors))
+            for name, parts in itertools.groupby(everything, _name):
+                self._encode(name, self._feedback.add(name, delta[name]), parts, round_)
         self.commit()
 
     def without_residual(self, name: str, value: torch.Tensor) -> torch.Tensor:
@@ -207,85 +210,104 @@ class Averager:
 
     # ------------------------------------------------------------------ the two patterns
 
-    def _gather(self, step: "_Step", names: list[str]) -> None:
-        payload = _NOTHING
-        if step.delta is not None:
-            payload = torch.cat([self._encode(step, name) for name in names])
-        most = self._most_bytes(self._table, names)
+    def _gather(self, step: "_Step", pieces: list[Piece]) -> None:
+        payload = _joined(self._encode_own(step, pieces))
+        most = self._most_bytes(self._table, pieces)
         bundles = gather(step.exchange, len(step.shares), payload, most)
-        self._mean(step, bundles, names)
+        for piece, mean in self._sum(step, bundles, pieces):
+            self._keep(step, piece.name, mean)
 
-    def _scatter(self, step: "_Step", names: list[str]) -> None:
-        owners = self._owners(step.shares, names)
-        owned = [[name for name in names if owners[name] == m] for m in range(len(step.shares))]
-        payloads = [_NOTHING] * len(step.shares)
-        if step.delta is not None:
-            payloads = [
-                torch.cat([self._encode(step, name) for name in own]) if own else _NOTHING
-                for own in owned
-            ]
-        mine = owned[step.membership.index]
+    def _scatter(self, step: "_Step", dealt: list[list[Piece]]) -> None:
+        messages = iter(self._encode_own(step, itertools.chain(*dealt)))
+        payloads = [_joined(list(itertools.islice(messages, len(own)))) for own in dealt]
+        mine = dealt[step.membership.index]
         bundles = step.exchange.all_to_all(payloads, self._most_bytes(self._table, mine))
-        messages = []
-        if mine:
-            own_share = step.shares[step.membership.index]
-            for name, mean in self._sum(step, bundles, mine).items():
-                message, residual = self._mean_table.encode_with_residual(name, mean, step.round)
-                self._feedback.stage(name, step.residuals.pop(name) + residual / own_share)
-                messages.append(message)
-        payload = torch.cat(messages) if messages else _NOTHING
-        most = max(self._most_bytes(self._mean_table, own) for own in owned)
-        means = gather(step.exchange, len(step.shares), payload, most)
-        for member, bundle in enumerate(means):
-            decoded = self._decode(self._mean_table, step, member, bundle, owned[member])
-            for name, mean in decoded.items():
-                self._keep(step, name, mean)
+        own_share = step.shares[step.membership.index]
+        means = []
+        for piece, mean in self._sum(step, bundles, mine):
+            message, residual = self._encode_piece(self._mean_table, piece, mean, step.round)
+            piece.of(step.residuals[piece.name]).add_(residual / own_share)
+            self._feedback.stage(piece.name, step.residuals[piece.name])
+            means.append(message)
+        most = max(self._most_bytes(self._mean_table, own) for own in dealt)
+        bundles = gather(step.exchange, len(step.shares), _joined(means), most)
+        decoded = (
+            piece_and_mean
+            for member, own in enumerate(dealt)
+            for piece_and_mean in self._decode(self._mean_table, step, member, bundles[member], own)
+        )
+        for name, parts in itertools.groupby(decoded, lambda part: part[0].name):
+            self._keep(step, name, _rows([mean for _, mean in parts]))
 
-    def _most_bytes(self, table: CodecTable, names: list[str]) -> int:
-        return sum(table.most_bytes(name, self._shapes[name]) for name in names)
+    def _deal(self, names: list[str], contributors: int) -> list[list[Piece]]:
+        """What each contributor averages; everything is one share where nobody owns anything."""
+        if not scatters(self._pattern, contributors):
+            return [[Piece(name) for name in names]]
 
-    def _owners(self, shares: Sequence[float], names: list[str]) -> dict[str, int]:
-        """Largest tensor first, each to the contributor with the fewest elements so far."""
-        load = {member: 0 for member, share in enumerate(shares) if share}
-        owners = {}
-        for name in sorted(names, key=lambda name: (-self._shapes[name].numel(), name)):
-            owners[name] = min(load, key=lambda member: (load[member], member))
-            load[owners[name]] += self._shapes[name].numel()
-        return owners
+        def divisible(name: str) -> bool:
+            return self._table.encodes_rows_apart(self._shapes[name])
+
+        return deal(self._shapes, names, contributors, divisible)
+
+    def _most_bytes(self, table: CodecTable, pieces: Sequence[Piece]) -> int:
+        return sum(
+            table.most_bytes(
+                piece.label, piece.shape(self._shapes[piece.name]), self._shapes[piece.name]
+            )
+            for piece in pieces
+        )
 
     # ------------------------------------------------------------------ one tensor
 
-    def _encode(self, step: "_Step", name: str) -> torch.Tensor:
-        assert step.delta is not None
-        self.on_encode()
-        value = self._feedback.add(name, step.delta[name])
-        if self._rank_rule.measures == "update":
-            self._note(step.average, name, value)
-        message, residual = self._table.encode_with_residual(name, value, step.round)
-        self._feedback.stage(name, residual)
-        step.residuals[name] = residual
-        step.average.moments.update += _square(value)
-        step.average.moments.error += _square(residual)
-        return message
+    def _encode_own(self, step: "_Step", pieces: Iterable[Piece]) -> list[torch.Tensor]:
+        """A message for each piece of the own update; none where there is nothing to send.
 
-    def _mean(self, step: "_Step", bundles: list[torch.Tensor], names: list[str]) -> None:
-        for name, mean in self._sum(step, bundles, names).items():
-            self._keep(step, name, mean)
+        `pieces`: of whole tensors, those of a tensor one after the other.
+        """
+        if step.delta is None:
+            return []
+        messages = []
+        for name, parts in itertools.groupby(pieces, _name):
+            self.on_encode()
+            value = self._feedback.add(name, step.delta[name])
+            if self._rank_rule.measures == "update":
+                self._note(step.average, name, value)
+            made, residual = self._encode(name, value, parts, step.round)
+            messages += made
+            step.residuals[name] = residual
+            step.average.moments.update += _square(value)
+            step.average.moments.error += _square(residual)
+        return messages
+
+    def _encode(
+        self, name: str, value: torch.Tensor, parts: Iterable[Piece], round_: int
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The messages about all pieces of one tensor, and what they leave out, which is staged."""
+        encoded = [self._encode_piece(self._table, part, part.of(value), round_) for part in parts]
+        residual = _rows([residual for _, residual in encoded])
+        self._feedback.stage(name, residual)
+        return [message for message, _ in encoded], residual
+
+    def _encode_piece(
+        self, table: CodecTable, piece: Piece, value: torch.Tensor, round_: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        whole = self._shapes[piece.name]
+        return table.encode_with_residual(piece.label, value, round_, whole=whole)
 
     def _sum(
-        self, step: "_Step", bundles: list[torch.Tensor], names: list[str]
-    ) -> dict[str, torch.Tensor]:
+        self, step: "_Step", bundles: list[torch.Tensor], pieces: Sequence[Piece]
+    ) -> Iterator[tuple[Piece, torch.Tensor]]:
         """sum_c w_c decode(b_c) in member order, which makes it the same bits everywhere."""
-        total: dict[str, torch.Tensor] = {}
+        total: dict[Piece, torch.Tensor] = {}
         for member, (share, bundle) in enumerate(zip(step.shares, bundles, strict=True)):
             if share == 0:
                 continue
-            for name, value in self._decode(self._table, step, member, bundle, names).items():
-                if name in total:
-                    total[name].add_(value, alpha=share)
+            for piece, value in self._decode(self._table, step, member, bundle, pieces):
+                if piece in total:
+                    total[piece].add_(value, alpha=share)
                 else:
-                    total[name] = value * share
-        return total
+                    total[piece] = value * share
+        yield from total.items()
 
     def _decode(
         self,
@@ -293,21 +315,22 @@ class Averager:
         step: "_Step",
         member: int,
         bundle: torch.Tensor,
-        names: list[str],
-    ) -> dict[str, torch.Tensor]:
+        pieces: Sequence[Piece],
+    ) -> list[tuple[Piece, torch.Tensor]]:
+        """What a member sent about these pieces, in their order."""
         sender = step.membership.clusters[member]
-        expected = {name: self._shapes[name] for name in names}
+        expected = {piece.label: piece.shape(self._shapes[piece.name]) for piece in pieces}
         try:
             decoded = dict(table.decode(bundle, expected, step.round))
         except ExchangeError as error:
             raise ExchangeError(f"from cluster {sender}: {error}") from error
-        missing = [name for name in names if name not in decoded]
+        missing = [label for label in expected if label not in decoded]
         if missing:
             raise ExchangeError(
-                f"cluster {sender} sent {len(decoded)} of {len(names)} tensors; the first that is "
+                f"cluster {sender} sent {len(decoded)} of {len(pieces)} tensors; the first that is "
                 f"missing is {missing[0]}"
             )
-        return decoded
+        return [(piece, decoded[piece.label]) for piece in pieces]
 
     def _keep(self, step: "_Step", name: str, mean: torch.Tensor) -> None:
         step.average.tensors[name] = mean
@@ -318,6 +341,19 @@ class Averager:
             delta = step.delta[name]
             moments.delta += _square(delta)
             moments.product += float(torch.dot(delta.reshape(-1), mean.reshape(-1)))
+
+
+def _name(piece: Piece) -> str:
+    return piece.name
+
+
+def _joined(messages: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(list(messages)) if messages else _NOTHING
+
+
+def _rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A tensor again, from its pieces."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 @dataclass

@@ -200,7 +200,7 @@ class Keeper:
             return False
         if self._control.changes_rank:
             self._averager.set_rank(flight.rank)
-        self._averager.catch_up(delta, flight.base_round)
+        self._averager.catch_up(delta, flight.base_round, len(progress.contributors))
         seen = OutcomeRecord.unseen(progress.contributors, outcome.cluster)
         flight.future.set_result(self._seen(seen, False, {}))
         return True

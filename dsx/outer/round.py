@@ -94,6 +94,7 @@ class _Doubt:
     contribution: Contribution
     round: int
     rank: int
+    contributors: int
 
 
 class RoundExchange:
@@ -327,7 +328,7 @@ class RoundExchange:
                 continue
             if self._control.changes_rank:
                 self._averager.set_rank(doubt.rank)
-            self._averager.catch_up(sent.delta, doubt.round)
+            self._averager.catch_up(sent.delta, doubt.round, doubt.contributors)
             left = self._left
             rest = None
             if left.delta is not None and left.step != sent.step:
@@ -362,7 +363,7 @@ class RoundExchange:
         progress = self._state.progress
         vote, why = Vote.YES, ""
         self._moving = "vote"
-        doubt = _Doubt(self._left, progress.round, progress.rank)
+        doubt = _Doubt(self._left, progress.round, progress.rank, sum(map(bool, tokens)))
         try:
             gather(self._exchange, len(membership), _READY, _READY.numel())
         except ExchangeError as error:
