@@ -9,10 +9,9 @@ from urllib.parse import urlsplit
 
 from torch.distributed import TCPStore
 
-from dsx.cluster.agreement import ClusterAgreement
 from dsx.errors import ExchangeError, ExchangeRefused
 from dsx.exchange.authenticated import AuthenticatedExchange
-from dsx.exchange.interface import Exchange
+from dsx.exchange.interface import Council, Exchange
 from dsx.exchange.relay import Relay, server_name, tls_context
 from dsx.exchange.secret import RunSecret
 from dsx.exchange.torchft import ClusterAddress, TorchftExchange
@@ -48,7 +47,7 @@ def meet(
     bind_host: str | None,
     rank: int,
     world_size: int,
-    council: ClusterAgreement,
+    council: Council,
     timeout_seconds: float,
     secret: RunSecret | None = None,
     connect_seconds: float = CONNECT_SECONDS,

@@ -10,6 +10,7 @@ Names hold the process that made them. A killed process leaves its namespaces an
 behind: whoever opens the next link removes both.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -25,6 +26,7 @@ INTERFACE = "slow0"
 """Of each cluster, towards the others."""
 OWNER = "DSX_LINK_OWNER"
 """Environment variable of all that runs on a link: the process that opened it."""
+_CLONE_NEWNET = 0x40000000
 _PREFIX = "dsx-link-"
 _NETWORK = "10.83"
 _QUEUE_SECONDS = 0.2
@@ -88,6 +90,16 @@ class SlowLink:
     def inside(self, cluster: int | None) -> tuple[str, ...]:
         """Words before a command that is to run in a cluster's place (None: at the hub)."""
         return ("ip", "netns", "exec", self._hub if cluster is None else self._name(str(cluster)))
+
+    def enter(self, cluster: int | None) -> None:
+        """Move this thread, and all that it starts, to a cluster's place (None: the hub).
+
+        Call it before the process has opened a socket or started a thread.
+        """
+        name = self._hub if cluster is None else self._name(str(cluster))
+        with open(f"/run/netns/{name}") as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
+                raise LaunchError(f"can't enter {name}: {os.strerror(ctypes.get_errno())}")
 
     def shape(self, rate: float | None, only: int | None = None) -> None:
         """Another rate from now on, in bits per second; None does not shape.
