@@ -14,8 +14,10 @@ import torch
 from dsx.bench.machine import this_machine
 from dsx.exchange.authenticated import AuthenticatedExchange
 from dsx.exchange.in_process import InProcessHub
+from dsx.exchange.interface import gather
 from dsx.exchange.secret import KEY_BYTES, RunSecret
 
+_PATIENCE = 60.0
 _RATES = {"100 Mbit/s": 1e8, "1 Gbit/s": 1e9, "10 Gbit/s": 1e10}
 
 
@@ -56,7 +58,7 @@ def measure(size: int, repeats: int) -> dict[str, Any]:
     secret = RunSecret(bytes(KEY_BYTES))
     sender, receiver = (AuthenticatedExchange(hub.exchange(name), secret) for name in names)
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda end: end.join(), (sender, receiver)))
+        list(pool.map(_meet, (sender, receiver)))
     room = torch.empty(size, dtype=torch.uint8)
     payload = torch.randint(0, 256, (size,), dtype=torch.uint8)
     seconds: dict[str, list[float]] = {"copy": [], "tag": [], "check": []}
@@ -75,6 +77,12 @@ def measure(size: int, repeats: int) -> dict[str, Any]:
         "part_of_sending": {name: both / (8 * size / rate) for name, rate in _RATES.items()},
     }
     return {"rows": [row], "machine": this_machine()}
+
+
+def _meet(end: AuthenticatedExchange) -> None:
+    end.join(_PATIENCE)
+    # The key of the session comes with its first message.
+    gather(end, 2, torch.empty(0, dtype=torch.uint8), most=0)
 
 
 def _timed(what: Callable[[], Any]) -> tuple[float, Any]:

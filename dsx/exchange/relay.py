@@ -26,6 +26,7 @@ from dsx.exchange.secret import RunSecret
 log = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS = 10.0
+DEAD_SECONDS = 10
 _CHUNK = 2**16
 _MOST_TOLD = 1000
 """Different refusals that are told; more are a flood."""
@@ -152,6 +153,7 @@ class Relay:
         _claimed.set(claimed)  # The loop's callbacks for this connection inherit it.
         options: dict = {}
         if self._name is None:
+            _end_when_dead(connection)
             options = {"ssl": self._tls, "ssl_handshake_timeout": HANDSHAKE_SECONDS}
         try:
             transport, _ = await self._loop.connect_accepted_socket(
@@ -165,12 +167,13 @@ class Relay:
     async def _far(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._name is None:
             return await asyncio.open_connection(*self._target)
-        return await asyncio.open_connection(
-            *self._target,
-            ssl=self._tls,
-            server_hostname=server_name(self._name),
-            ssl_handshake_timeout=HANDSHAKE_SECONDS,
+        opening = asyncio.open_connection(
+            *self._target, ssl=self._tls, server_hostname=server_name(self._name)
         )
+        # Not for the two minutes of the system: the link may be there again long before.
+        reader, writer = await asyncio.wait_for(opening, HANDSHAKE_SECONDS)
+        _end_when_dead(writer.get_extra_info("socket"))
+        return reader, writer
 
     def _refuse(self, address: str, claimed: str | None, error: OSError) -> None:
         """Tell whom and why, once: who is refused tries again and again."""
@@ -202,6 +205,21 @@ def explain_refusal(error: OSError) -> str | None:
     if "unknown_ca" in text or "unknown ca" in text or "verif" in text or "bad certificate" in text:
         return "has another run secret"
     return f"does not greet like a cluster of this run ({error.reason or error})"
+
+
+def _end_when_dead(connection: socket.socket) -> None:
+    """Let a connection over a link that was cut fail within `DEAD_SECONDS`, so that whoever uses
+    it makes a new one. By default that takes the system a quarter of an hour."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # Where the system has these; each is about another silence.
+    for name, value in (
+        ("TCP_USER_TIMEOUT", 1000 * DEAD_SECONDS),
+        ("TCP_KEEPIDLE", DEAD_SECONDS // 2),
+        ("TCP_KEEPINTVL", 1),
+        ("TCP_KEEPCNT", DEAD_SECONDS // 2),
+    ):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
