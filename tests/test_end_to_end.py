@@ -168,6 +168,23 @@ class TestQuickstart:
             assert one["bytes_sent"] == other["bytes_received"]
             assert one["bytes_sent"] < 4 * size / 6
 
+    def test_no_token_was_passed_over_or_trained_twice(self, quickstart: Quickstart) -> None:
+        audit = json.loads(
+            subprocess.run(
+                [sys.executable, "-m", "dsx.cli.main", "audit", "--json", "--run", quickstart.run],
+                check=True,
+                cwd=quickstart.clone,
+                capture_output=True,
+                text=True,
+            ).stdout
+        )
+        trained = lines(quickstart.run, "c0", "inner")[-1]["tokens"]
+        assert audit["rounds"] == math.ceil(STEPS / LOCAL_STEPS)
+        for cluster in ("c0", "c1"):
+            fate = audit["clusters"][cluster]
+            assert fate["trained"] == fate["committed"] == trained
+        assert audit["never_trained"] == audit["trained_twice"] == 0
+
     def test_the_export_loads_where_dsx_is_unknown(self, quickstart: Quickstart) -> None:
         subprocess.run(
             [sys.executable, "-c", PLAIN_LOAD, str(quickstart.run / "hf")],

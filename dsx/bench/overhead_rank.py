@@ -1,6 +1,7 @@
 """One rank of `dsx bench overhead`: both sides in one process, taking turns at every step."""
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -53,13 +54,15 @@ def measure(request_file: Path) -> None:
         SampleOrder(len(ready.data.train), settings.dsx.seed),
         settings.train_micro_batch_size_per_gpu,
         settings.gradient_accumulation_steps,
-        0,
-        1,
         engine.replica_index,
         engine.replica_count,
     )
 
+    positions = itertools.count(0, batches.samples)
+
     def bare_step() -> torch.Tensor:
+        start = next(positions)
+        batches.load(range(start, start + batches.samples))
         return bare.train_step(batches)
 
     def dsx_step() -> None:

@@ -97,7 +97,7 @@ def _is_joint(folder: RunFolder, checkpoint: Checkpoint) -> bool:
     applied it.
     """
     manifest = checkpoint.manifest
-    for name in manifest.data.clusters:
+    for name in manifest.clusters:
         if name == manifest.cluster:
             continue
         others = [other.manifest for other in folder.list(name).complete]

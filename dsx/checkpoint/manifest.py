@@ -58,21 +58,12 @@ class Layout(_Record):
 
 
 class DataPosition(_Record):
-    """Which samples come next: see `dsx.data.batches`.
-
-    Inner step s of the cluster at `place` of `places` begins at sample position
-    `first_position + ((s - first_step) * places + place) * samples`.
-    """
+    """Which samples come next."""
 
     digest: str
     """Of the prepared data."""
-    first_step: int = 0
-    first_position: int = 0
-    clusters: list[str]
-    """Names of those that read the corpus together, in order."""
-    place: int
-    samples: int
-    """Per cluster and inner step."""
+    position: int = 0
+    """The next one in the run's order, without other clusters; with them, leases say."""
 
 
 class ClusterManifest(_Record):
@@ -96,6 +87,8 @@ class ClusterManifest(_Record):
     """Nothing in flight, and no step since the last exchange."""
     layout: Layout
     data: DataPosition
+    clusters: list[str]
+    """Those that made the last committed round, this one included."""
     optimizer_steps: int
     moments: list[str]
     shared: str | None

@@ -25,6 +25,7 @@ COMMANDS = {
     "export": "Write a run's weights as a Hugging Face checkpoint.",
     "report": "Write a self-contained HTML page about one or more runs.",
     "plan": "Say what a run needs and how fast it will be, before a GPU is rented.",
+    "audit": "Account for every token that a run has trained.",
     "simulate": "Try settings out: many clusters in one process, on a modelled link.",
     "bench": "Measure this machine and this installation.",
 }

@@ -1,14 +1,12 @@
-"""Micro-batches for inner steps and for evaluation, addressed by step so that nothing is stored.
+"""Micro-batches of the samples of an inner step, and of the held-out text.
 
-With C clusters and B = replica_count * accumulation * micro_batch samples per cluster and inner
-step, cluster c trains at inner step s on the sample positions [(s*C + c)*B, (s*C + c + 1)*B).
-Inside that range, micro-batch m, replica d, row b is position m*D*micro_batch + d*micro_batch + b:
-the clusters together read one global order, disjointly, and a change of accumulation against
-replicas leaves the samples of a step the same. When the clusters change, counting begins anew at a
-`first_step` and a `first_position`, which take the place of s = 0 and of position 0.
+Which positions of the sample order a cluster trains in an inner step is decided elsewhere
+(`dsx.outer.leases`; a run without other clusters simply counts). Of these positions, with D
+replicas, micro-batch m, replica d, row b is number `(m * D + d) * micro_batch + b`: a change of
+accumulation against replicas leaves the samples of a step the same.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -29,16 +27,14 @@ def collate(blocks: TokenBlocks, indices: list[int]) -> MicroBatch:
 
 
 class BatchStream(Iterator[MicroBatch]):
-    """Endless micro-batches of one replica of one cluster (see the module's formula).
+    """The micro-batches of one replica: `load` an inner step, then take them one by one.
 
     Args:
         blocks: the training blocks.
         order: their order; its `count` must be `len(blocks)`.
         micro_batch: rows of a micro-batch.
         accumulation: micro-batches per inner step.
-        cluster_index, cluster_count: this cluster among all.
         replica_index, replica_count: this data-parallel replica inside the cluster.
-        first_step, first_position: the inner step and the sample position that counting begins at.
 
     Raises:
         ValueError: an index outside its count, a count below 1, or an order of another length.
@@ -50,20 +46,14 @@ class BatchStream(Iterator[MicroBatch]):
         order: SampleOrder,
         micro_batch: int,
         accumulation: int,
-        cluster_index: int,
-        cluster_count: int,
-        replica_index: int,
-        replica_count: int,
-        first_step: int = 0,
-        first_position: int = 0,
+        replica_index: int = 0,
+        replica_count: int = 1,
     ) -> None:
-        if min(micro_batch, accumulation, cluster_count, replica_count) < 1:
+        if min(micro_batch, accumulation, replica_count) < 1:
             raise ValueError(
-                f"micro_batch {micro_batch}, accumulation {accumulation}, cluster_count "
-                f"{cluster_count} and replica_count {replica_count} must all be at least 1"
+                f"micro_batch {micro_batch}, accumulation {accumulation} and replica_count "
+                f"{replica_count} must all be at least 1"
             )
-        if not 0 <= cluster_index < cluster_count:
-            raise ValueError(f"cluster_index {cluster_index} is not in [0, {cluster_count})")
         if not 0 <= replica_index < replica_count:
             raise ValueError(f"replica_index {replica_index} is not in [0, {replica_count})")
         if order.count != len(blocks):
@@ -72,47 +62,33 @@ class BatchStream(Iterator[MicroBatch]):
         self.order = order
         self.micro_batch = micro_batch
         self.accumulation = accumulation
-        self.cluster_index = cluster_index
-        self.cluster_count = cluster_count
         self.replica_index = replica_index
         self.replica_count = replica_count
-        self.first_step = first_step
-        self.first_position = first_position
-        self._micro_batches_given = 0
+        self._rows: list[Sequence[int]] = []
 
     @property
-    def step(self) -> int:
-        """Inner steps whose micro-batches have all been given out."""
-        return self._micro_batches_given // self.accumulation
+    def samples(self) -> int:
+        """Of an inner step of the whole cluster."""
+        return self.replica_count * self.accumulation * self.micro_batch
 
-    def seek(self, step: int) -> None:
-        """Go to the first micro-batch of inner step `step` (`first_step` or more).
+    def load(self, positions: Sequence[int]) -> None:
+        """Go over to the inner step that trains these positions of the order; what was left of the
+        one before is let go.
 
         Raises:
-            ValueError: `step` is before `first_step`.
+            ValueError: they are not `samples` many.
         """
-        if step < self.first_step:
-            raise ValueError(f"inner steps start at {self.first_step}; cannot seek to {step}")
-        self._micro_batches_given = step * self.accumulation
-
-    def positions(self, step: int, micro: int) -> range:
-        """Sample positions of the rows of micro-batch `micro` of inner step `step`."""
-        per_micro = self.replica_count * self.micro_batch
-        per_step = self.accumulation * per_micro
-        counted = step - self.first_step
-        start = (
-            self.first_position
-            + (counted * self.cluster_count + self.cluster_index) * per_step
-            + micro * per_micro
-            + self.replica_index * self.micro_batch
+        if len(positions) != self.samples:
+            raise ValueError(f"an inner step has {self.samples} samples, not {len(positions)}")
+        starts = range(
+            self.replica_index * self.micro_batch, self.samples, self.samples // self.accumulation
         )
-        return range(start, start + self.micro_batch)
+        self._rows = [positions[start : start + self.micro_batch] for start in starts]
 
     def __next__(self) -> MicroBatch:
-        step, micro = divmod(self._micro_batches_given, self.accumulation)
-        batch = collate(self.blocks, [self.order[at] for at in self.positions(step, micro)])
-        self._micro_batches_given += 1
-        return batch
+        if not self._rows:
+            raise StopIteration
+        return collate(self.blocks, [self.order[at] for at in self._rows.pop(0)])
 
 
 def heldout_batches(blocks: TokenBlocks, micro_batch: int, count: int) -> list[MicroBatch]:

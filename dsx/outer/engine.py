@@ -8,8 +8,9 @@ committed averages only; whatever a cluster adds for itself is a local view.
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 
 import torch
 
@@ -21,6 +22,7 @@ from dsx.outer.control import Control
 from dsx.outer.deadlines import Deadlines
 from dsx.outer.identity import Identity
 from dsx.outer.keeping import Keeper
+from dsx.outer.leases import Ranges, contains, count, join, split, without
 from dsx.outer.optimizer import OuterOptimizer
 from dsx.outer.overlap import DelayClock, own_share
 from dsx.outer.own_state import Flight, OwnState
@@ -57,6 +59,7 @@ class OuterEngine:
         weights: the inner training's fp32 masters.
         exchange: this rank's outer group.
         identity: everything that clusters must have in common, by name.
+        step_samples: that this cluster trains in an inner step; 0: it draws none.
         seed: of the codecs that need one.
         vocab_size: rows of the embedding, whose codec may be another than that of other matrices.
         agreement: collectives among the ranks of this cluster.
@@ -73,6 +76,7 @@ class OuterEngine:
         weights: LocalWeights,
         exchange: Exchange,
         identity: Mapping[str, object] | None = None,
+        step_samples: int = 0,
         seed: int = 0,
         vocab_size: int | None = None,
         agreement: Agreement | None = None,
@@ -81,6 +85,7 @@ class OuterEngine:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._settings = settings
+        self._step_samples = step_samples
         self._weights = weights
         self._exchange = exchange
         self._agreement = agreement or AloneAgreement()
@@ -100,7 +105,8 @@ class OuterEngine:
             exchange,
             self.averager,
             Identity(identity or {}, weights.shapes()),
-            settings.min_clusters,
+            settings,
+            step_samples,
             self._control,
             self._deadlines,
             clock,
@@ -144,6 +150,12 @@ class OuterEngine:
         return self.steps.in_round
 
     @property
+    def unsent_samples(self) -> Ranges:
+        """Samples that were trained here and are not part of theta yet, so far as is known."""
+        flight = self._own.flight
+        return [*(flight.trained if flight is not None else []), *self._own.trained]
+
+    @property
     def is_flushed(self) -> bool:
         """Whether theta holds everything that was trained here."""
         return self._own.flight is None and self.step_in_round == 0
@@ -180,9 +192,7 @@ class OuterEngine:
                 raise ExchangeError(outcome.problem)
             if outcome.committed or len(outcome.clusters) >= self._settings.start_clusters:
                 break
-            if self._agreement.maximum([float(self._stop_wanted())])[0]:
-                raise Interrupted
-            time.sleep(_PAUSE_SECONDS)
+            self._pause()
         self._name = outcome.cluster
         if self._restored_round is not None:
             if self._keeper.goes_on(self._own, self._restored_round, outcome, self._send):
@@ -195,6 +205,7 @@ class OuterEngine:
             )
             self._own.forget()
         self._restored_round = None
+        self._own.todo = self._lease(outcome) or []
         progress = self.state.progress
         self.steps.go_to(progress.steps)
         self._begin_round(progress.local_steps)
@@ -207,6 +218,30 @@ class OuterEngine:
         """After a restart: do what was due when the state was saved (collective)."""
         self._pass_on()
         self.settle()
+
+    def draw(self) -> Sequence[int]:
+        """The samples of the next inner step, as positions in the run's order.
+
+        When the lease ends, because rounds fail again and again, this waits for one that is
+        committed: what another cluster may train is nobody's to take.
+
+        Raises:
+            Interrupted: the process is to end.
+        """
+        own = self._own
+        short = False
+        while count(own.todo) < self._step_samples * (self.steps.own - self.steps.in_round):
+            if short:
+                self._pause()
+            else:
+                log.warning("all samples on lease are trained: waiting for the other clusters")
+            short = True
+            if own.flight is None:
+                self._launch()
+            self._arrive()
+        step, own.todo = split(own.todo, self._step_samples)
+        own.trained = join([*own.trained, *step])
+        return [position for start, end in step for position in range(start, end)]
 
     def advance(self, tokens: int, seconds: float) -> RoundReport | None:
         """One inner step was made: apply an average that is due, end a round that is full.
@@ -313,6 +348,7 @@ class OuterEngine:
             log.warning("the pseudo-gradient of round %d is not finite: left out", self.round)
             own.rounds_left_out += 1
             own.tokens = 0
+            own.todo, own.trained = join([*own.todo, *own.trained]), []
             start = end = {name: value.clone() for name, value in base.items()}
             self._weights.store(start)
         elif delay > 0 and self._settings.own_share != "all":
@@ -328,6 +364,7 @@ class OuterEngine:
             norm=norm,
             base_round=self.round,
             tokens=own.tokens,
+            trained=own.trained,
             step_seconds=step_seconds,
             exchange_seconds=exchange_seconds,
             measured_rank=own.measured_rank,
@@ -335,12 +372,16 @@ class OuterEngine:
             rank=progress.rank,
             sound=sound,
         )
-        flight.future = self._send(flight.contribution(delta if sound else None))
         own.tokens = 0
+        own.trained = []
         own.seconds = own.measured_rank = 0.0
+        flight.future = self._send(flight.contribution(delta if sound else None))
         self._reporter.blocked_seconds += time.perf_counter() - began
 
     def _send(self, contribution: Contribution) -> "Future[Outcome]":
+        claim = [*self.unsent_samples, *self._own.todo]
+        digest = self._keeper.shared_digest() + self.state.progress.leases.history
+        contribution = replace(contribution, claim=claim, digest=digest)
         return self._worker.submit(self._round.run, contribution)
 
     def _begin_round(self, local_steps: int) -> None:
@@ -357,16 +398,27 @@ class OuterEngine:
         own.flight = None
         outcome = flight.future.result()
         own.tokens += outcome.unsent_tokens
+        own.trained = join([*outcome.unsent_samples, *own.trained])
         self._failed = bool(outcome.problem)
         if self._failed:
             log.warning("the pseudo-gradient stays and joins the next one: %s", outcome.problem)
-        if not (outcome.committed or outcome.healed):
+        if not self._renew_lease(outcome):
+            log.warning(
+                "%d tokens trained here since the last exchange are left out: %s",
+                own.tokens,
+                "they came from a state that had diverged"
+                if outcome.diverged
+                else "their samples are not on lease to this cluster any more",
+            )
+            own.tokens, own.trained = 0, []
+            self._weights.store(self._base())
+        elif not (outcome.committed or outcome.healed):
             self._rebase(flight.start, flight.end)
-            return None
-        base = self._base()
-        if outcome.unsent is not None:
-            base = {name: base[name] - value for name, value in outcome.unsent.items()}
-        self._rebase(flight.start, base)
+        else:
+            base = self._base()
+            if outcome.unsent is not None:
+                base = {name: base[name] - value for name, value in outcome.unsent.items()}
+            self._rebase(flight.start, base)
         if outcome.healed:
             self.steps.catch_up(self.state.progress.steps)
             own.delays.load_state_dict(self.state.progress.delays)
@@ -383,6 +435,27 @@ class OuterEngine:
         if self._on_commit is not None:
             self._on_commit(report)
         return report
+
+    def _lease(self, outcome: Outcome) -> Ranges | None:
+        """What this cluster may train; None when no more is known than before."""
+        held = self.state.progress.leases.held.get(self._name, outcome.claim)
+        return [] if held is None and outcome.healed else held
+
+    def _renew_lease(self, outcome: Outcome) -> bool:
+        """After an exchange, whether what is not in theta yet may still get there: whether its
+        samples are this cluster's."""
+        own, lease = self._own, self._lease(outcome)
+        if lease is None:
+            return True
+        kept = contains(lease, own.trained) and not outcome.diverged
+        own.todo = without(lease, own.trained) if kept else lease
+        return kept
+
+    def _pause(self) -> None:
+        """Between two meetings that bring nothing. Raises Interrupted (on all ranks)."""
+        if self._agreement.maximum([float(self._stop_wanted())])[0]:
+            raise Interrupted
+        time.sleep(_PAUSE_SECONDS)
 
     def _await(self, future: "Future[Outcome]") -> None:
         """Return when the exchange is over on all ranks. Raises Interrupted (on all of them)."""

@@ -1,12 +1,14 @@
 """The first message of every round: who speaks, about what, and from which state."""
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from dsx.errors import ExchangeError, ExchangeRefused
+from dsx.outer.leases import Ranges
+from dsx.settings.dsx_block import OnDivergence
 
-PROTOCOL = 3
-LONGEST = 4096
+PROTOCOL = 4
+LONGEST = 2**16
 """Bytes of a header, at most."""
 
 
@@ -23,7 +25,8 @@ class Header(BaseModel):
     met: int = Field(ge=0)
     """Number of the meeting at which the last of them was committed."""
     shared_digest: str
-    """Of the sender's shared weights and momentum; equal wherever `version` is."""
+    """Of the sender's shared weights, momentum and leases, over all ranks of the cluster; equal
+    wherever `version` is."""
     starting: bool
     """The sender has no pseudo-gradient yet: it starts, or has just come."""
     tokens: int = Field(ge=0)
@@ -34,6 +37,21 @@ class Header(BaseModel):
     """What the rank rule saw in the sender's last round; 0: nothing."""
     step: int = Field(ge=0)
     """Inner step of the run at which the pseudo-gradient was taken."""
+    step_samples: int = Field(ge=0)
+    """That the sender trains in an inner step."""
+    trained: Ranges
+    """Samples in the pseudo-gradient."""
+    claim: Ranges
+    """All samples that the sender has, or goes by; they count where the shared state has no lease
+    for it, and nobody else has them."""
+
+    @field_validator("trained", "claim")
+    @classmethod
+    def _are_ranges(cls, ranges: Ranges) -> Ranges:
+        for start, end in ranges:
+            if not 0 <= start < end:
+                raise ValueError(f"[{start}, {end}) is no range of samples")
+        return ranges
 
     @property
     def version(self) -> tuple[int, int]:
@@ -76,12 +94,33 @@ def check_headers(headers: list[Header], clusters: tuple[str, ...]) -> None:
                 f"cluster {name} speaks protocol {header.protocol}, this one {PROTOCOL}; install "
                 "the same version of dsx on both"
             )
-    digests: dict[tuple[int, int], tuple[str, str]] = {}
-    for name, header in zip(clusters, headers, strict=True):
-        first, digest = digests.setdefault(header.version, (name, header.shared_digest))
-        if digest != header.shared_digest:
+
+
+def find_newest(
+    headers: list[Header], clusters: tuple[str, ...], on_divergence: OnDivergence
+) -> tuple[int, list[int]]:
+    """Who has the newest shared state, and who takes it over.
+
+    Clusters of one version that hold different states have diverged. With "resync" the state that
+    most of them hold goes on, or that of the first where as many hold another.
+
+    Raises:
+        ExchangeRefused: some have diverged, and this is to stop the run.
+    """
+    first: dict[tuple[int, int], int] = {}
+    for index, header in enumerate(headers):
+        other = first.setdefault(header.version, index)
+        if on_divergence == "stop" and header.shared_digest != headers[other].shared_digest:
             raise ExchangeRefused(
-                f"clusters {first} and {name} hold different shared weights after round "
-                f"{header.round} (digests {digest} and {header.shared_digest}); start one of them "
-                "from the other's checkpoint"
+                f"clusters {clusters[other]} and {clusters[index]} hold different shared states "
+                f"after round {header.round} (digests {headers[other].shared_digest} and "
+                f"{header.shared_digest}); start one of them from the other's checkpoint, or set "
+                'dsx.outer.on_divergence to "resync"'
             )
+    newest = max(header.version for header in headers)
+    holders: dict[str, list[int]] = {}
+    for index, header in enumerate(headers):
+        if header.version == newest:
+            holders.setdefault(header.shared_digest, []).append(index)
+    most = max(holders.values(), key=len)
+    return most[0], [index for index in range(len(headers)) if index not in most]

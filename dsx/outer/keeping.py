@@ -64,24 +64,26 @@ class Keeper:
         assert own.flight is not None
         return self._copy(own, own.flight.future.result(), wants_shared)
 
+    def shared_digest(self) -> str:
+        """Of theta and outer momentum, of the whole model."""
+        theta, momentum = self._round.theta_digest, self._round.momentum_digest
+        sums = self._agreement.total([*theta, *momentum])
+        return join_digests(sums[: len(theta)]) + join_digests(sums[len(theta) :])
+
     def _moved_anywhere(self, own: OwnState) -> bool:
         """Whether some rank's theta holds the average of the exchange in the air already."""
         moved = own.flight is not None and self._state.progress.round != own.flight.base_round
         return self._agreement.maximum([float(moved)])[0] > 0
 
     def _copy(self, own: OwnState, outcome: Outcome | None, wants_shared: WantsShared) -> Snapshot:
-        theta, momentum = self._round.theta_digest, self._round.momentum_digest
-        sums = self._agreement.total(
+        digest = self.shared_digest()
+        sent, received, *more = self._agreement.total(
             [
-                *theta,
-                *momentum,
                 *self._reporter.traffic(),
                 *(outcome.moments.values() if outcome is not None else ()),
                 *(outcome.measured if outcome is not None else ()),
             ]
         )
-        parts, (sent, received, *more) = sums[: 2 * len(theta)], sums[2 * len(theta) :]
-        digest = join_digests(parts[: len(theta)]) + join_digests(parts[len(theta) :])
         shared = None
         if wants_shared(self._state.progress.round, digest):
             shared = {name: value.clone() for name, value in self._state.tensors().items()}
@@ -101,6 +103,8 @@ class Keeper:
             record=EngineRecord(
                 steps=own.steps.model_copy(),
                 tokens=own.tokens,
+                trained=own.trained,
+                todo=own.todo,
                 seconds=own.seconds,
                 share=own.share,
                 measured_rank=own.measured_rank,
@@ -138,6 +142,8 @@ class Keeper:
             delays=DelayClock(self._delay),
             steps=record.steps.model_copy(),
             tokens=record.tokens,
+            trained=record.trained,
+            todo=record.todo,
             seconds=record.seconds,
             share=record.share,
             measured_rank=record.measured_rank,
@@ -188,6 +194,8 @@ class Keeper:
             send: makes an exchange.
         """
         flight, round_ = own.flight, self._state.progress.round
+        if outcome.diverged:
+            return False
         if flight is None or flight.future.done():
             return round_ == restored_round
         delta, self._to_send = self._to_send, None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from dsx.outer.leases import Ranges
 from dsx.outer.overlap import DelayClock
 from dsx.outer.round import Contribution, Outcome
 from dsx.outer.snapshot import FlightRecord, OutcomeRecord
@@ -27,6 +28,8 @@ class Flight:
     base_round: int
     """Rounds committed when it was launched."""
     tokens: int
+    trained: Ranges
+    """Samples in it."""
     step_seconds: float
     exchange_seconds: float
     measured_rank: float
@@ -47,6 +50,7 @@ class Flight:
             self.exchange_seconds,
             self.measured_rank,
             self.step,
+            self.trained,
         )
 
     def record(self, outcome: OutcomeRecord | None) -> FlightRecord:
@@ -56,6 +60,7 @@ class Flight:
             delay=self.delay,
             norm=self.norm if self.sound else 0.0,
             tokens=self.tokens,
+            trained=self.trained,
             step_seconds=self.step_seconds,
             exchange_seconds=self.exchange_seconds,
             measured_rank=self.measured_rank,
@@ -82,7 +87,11 @@ class OwnState:
     delays: DelayClock
     steps: StepCounter = field(default_factory=StepCounter)
     tokens: int = 0
-    """Trained since the last boundary."""
+    """Trained since the last boundary, or before it in vain so far."""
+    trained: Ranges = field(default_factory=list)
+    """The samples of these, on lease to the cluster."""
+    todo: Ranges = field(default_factory=list)
+    """What it has on lease to be trained, in this order."""
     seconds: float = 0.0
     """That these took."""
     share: float = 1.0
@@ -98,4 +107,5 @@ class OwnState:
         """Nothing of what was made since the last committed round counts."""
         self.flight = None
         self.tokens = 0
+        self.trained = []
         self.seconds = self.measured_rank = 0.0

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from dsx.outer.leases import Leases
+
 
 @dataclass(frozen=True)
 class RoundReport:
@@ -33,3 +35,5 @@ class RoundReport:
     shared_digest: str
     """Of theta, independent of the layout; equal on all clusters."""
     tokens_total: int
+    leases: Leases
+    """After the round."""

@@ -69,6 +69,7 @@ class RoundReporter:
             cosine=_ratio(product, (delta * mean) ** 0.5),
             shared_digest=join_digests(rest[: len(digest)]),
             tokens_total=progress.tokens_total,
+            leases=progress.leases,
         )
         if self._agreement.is_first:
             self._diagnosis.look_at(report)

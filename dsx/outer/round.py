@@ -21,10 +21,11 @@ from dsx.exchange.interface import Exchange, Membership, Vote, gather
 from dsx.outer.averaging import Average, Averager, Moments
 from dsx.outer.control import Control, Observed
 from dsx.outer.deadlines import Deadlines
-from dsx.outer.digest import join_digests
-from dsx.outer.header import LONGEST, Header, check_headers
+from dsx.outer.header import LONGEST, Header, check_headers, find_newest
 from dsx.outer.identity import Identity, refuse_others
+from dsx.outer.leases import Leases, Part, Ranges, contains, without
 from dsx.outer.state import SharedState, hand_over
+from dsx.settings.dsx_block import OuterSettings
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,12 @@ class Contribution:
     """What the rank rule saw in the cluster's last round; 0: nothing."""
     step: int = 0
     """Inner step of the run at which `delta` was taken."""
+    trained: Ranges = field(default_factory=list)
+    """Samples in `delta`."""
+    claim: Ranges = field(default_factory=list)
+    """All samples that the cluster has, or goes by while the shared state has no lease for it."""
+    digest: str = ""
+    """Of the shared state that the cluster holds, over all its ranks."""
     starting: bool = False
 
 
@@ -83,6 +90,12 @@ class Outcome:
     """What of the own pseudo-gradient is not in theta."""
     unsent_tokens: int = 0
     """Trained into `unsent`."""
+    unsent_samples: Ranges = field(default_factory=list)
+    """Likewise."""
+    claim: Ranges | None = None
+    """What the cluster may train while the shared state has no lease for it, from now on."""
+    diverged: bool = False
+    """The state that was taken over has the place of one that should have been the same."""
     problem: str = ""
     """Why it failed."""
 
@@ -108,7 +121,8 @@ class RoundExchange:
 
     Args:
         identity: what members must have in common.
-        min_clusters: contributors below which a round is not committed.
+        settings: say how many contributors a round needs, and what diverged clusters do.
+        step_samples: that this cluster trains in an inner step.
         control: decides on the rounds to come.
         deadlines: say how long to wait.
         clock: seconds, of which differences are taken.
@@ -120,7 +134,8 @@ class RoundExchange:
         exchange: Exchange,
         averager: Averager,
         identity: Identity,
-        min_clusters: int,
+        settings: OuterSettings,
+        step_samples: int,
         control: Control,
         deadlines: Deadlines,
         clock: Callable[[], float] = time.perf_counter,
@@ -129,13 +144,16 @@ class RoundExchange:
         self._exchange = exchange
         self._averager = averager
         self._identity = identity
-        self._min_clusters = min_clusters
+        self._min_clusters = settings.min_clusters
+        self._on_divergence = settings.on_divergence
+        self._step_samples = step_samples
         self._control = control
         self._deadlines = deadlines
         self._clock = clock
         self._left = _NOTHING
+        self._digest = ""
         self._doubts: list[_Doubt] = []
-        self._healed = False
+        self._healed = self._diverged = False
         self._met_nobody = False
         self._moving = ""
         self._usual_bytes = 0
@@ -154,7 +172,9 @@ class RoundExchange:
         began = time.monotonic()
         # A coordinator that was away for a whole round is waited for no more.
         limit = 0.0 if self._met_nobody else self._deadlines.round(self._state.progress)
-        self._left, self._healed, self._met_nobody = contribution, False, True
+        self._left, self._digest = contribution, contribution.digest
+        self._healed = self._diverged = False
+        self._met_nobody = True
         while True:
             try:
                 outcome = self._attempt()
@@ -176,15 +196,18 @@ class RoundExchange:
             time.sleep(_PAUSE_SECONDS)
         if outcome.share == 0:
             rest = self._left
-            outcome = replace(outcome, unsent=rest.delta, unsent_tokens=rest.tokens)
+            outcome = replace(
+                outcome,
+                unsent=rest.delta,
+                unsent_tokens=rest.tokens,
+                unsent_samples=rest.trained,
+            )
         self._left = _NOTHING
-        return replace(outcome, healed=self._healed)
+        return replace(outcome, healed=self._healed, diverged=self._diverged)
 
     def rehash(self) -> None:
         """The shared state has changed: take its digests anew."""
         self.theta_digest, self.momentum_digest = self._state.digests()
-        # Equal within an outer group after every round (I1); sent with every header.
-        self._digest = join_digests(self.theta_digest) + join_digests(self.momentum_digest)
 
     def _attempt(self) -> Outcome:
         progress = self._state.progress
@@ -197,12 +220,21 @@ class RoundExchange:
         began = self._clock()
         self._moving = "headers"
         headers = self._all_ranks(lambda: self._exchange_headers(membership))
-        newest = max(header.version for header in headers)
-        times = self._bring_up_to_date(membership, headers, newest)
+        source, behind = find_newest(headers, membership.clusters, self._on_divergence)
+        times = self._bring_up_to_date(membership, headers, source, behind)
         progress = self._state.progress
+        leases = progress.leases.admit(
+            {name: h.claim for name, h in zip(membership.clusters, headers, strict=True)}
+        )
         if self._control.changes_rank:
             self._averager.set_rank(progress.rank)
-        tokens = [header.tokens if header.version == newest else 0 for header in headers]
+        # What was trained on another state, or on samples that are not the sender's, waits or goes.
+        tokens = [
+            header.tokens
+            if index not in behind and contains(leases.held.get(name, []), header.trained)
+            else 0
+            for index, (name, header) in enumerate(zip(membership.clusters, headers, strict=True))
+        ]
         shares = [count / max(1, sum(tokens)) for count in tokens]
         contributors = tuple(
             name for name, share in zip(membership.clusters, shares, strict=True) if share
@@ -212,7 +244,7 @@ class RoundExchange:
         if committed:
             self._exchange.limit_seconds = self._deadlines.payload(progress, times)
             average = self._average(membership, shares)
-            self._commit(membership, headers, tokens, average)
+            self._commit(membership, headers, tokens, average, leases)
         elif any(not header.starting for header in headers):
             log.warning(
                 "round %d was not committed: %d contributing clusters, at least %d are needed",
@@ -235,7 +267,20 @@ class RoundExchange:
             theta_digest=self.theta_digest,
             moments=average.moments,
             measured=average.measured,
+            claim=None if committed else self._claim(membership, headers, leases),
         )
+
+    def _claim(
+        self, membership: Membership, headers: Sequence[Header], leases: Leases
+    ) -> Ranges | None:
+        """What this cluster may train without a lease, from what everybody in sight has."""
+        progress = self._state.progress
+        shards = {
+            name: progress.round_samples(header.step_samples)
+            for name, header in zip(membership.clusters, headers, strict=True)
+            if name not in leases.held
+        }
+        return leases.deal(shards).held.get(membership.name) if membership.name in shards else None
 
     def _all_ranks(self, work: Callable[[], T]) -> T:
         """What `work` returns, when it succeeds on all ranks of this cluster (collective).
@@ -276,6 +321,9 @@ class RoundExchange:
             exchange_seconds=contribution.exchange_seconds,
             measured_rank=contribution.measured_rank,
             step=contribution.step,
+            step_samples=self._step_samples,
+            trained=contribution.trained,
+            claim=contribution.claim,
         )
         messages = gather(self._exchange, len(membership), own.to_bytes(), LONGEST)
         headers = [
@@ -289,20 +337,18 @@ class RoundExchange:
     # ------------------------------------------------------------------ who is behind
 
     def _bring_up_to_date(
-        self, membership: Membership, headers: list[Header], newest: tuple[int, int]
+        self, membership: Membership, headers: list[Header], source: int, behind: list[int]
     ) -> float:
         """Hand the newest state to whoever is behind.
 
         Returns:
             how many times as long as usual the round's messages may take.
         """
-        behind = [index for index, header in enumerate(headers) if header.version < newest]
         if not behind:
             return 1.0
         times = 1.0 + self._state.bytes / max(1, self._usual_bytes)
         self._moving = "heal"
         self._exchange.limit_seconds = self._deadlines.payload(self._state.progress, times)
-        source = next(index for index, header in enumerate(headers) if header.version == newest)
         handed = self._all_ranks(
             lambda: hand_over(self._exchange, membership, self._state, source, behind)
         )
@@ -312,9 +358,20 @@ class RoundExchange:
                 self._healed = True
                 self._settle_doubts(membership.name)
                 self.rehash()
+            newest, own = headers[source], headers[membership.index]
+            if own.version == newest.version:
+                log.warning(
+                    "the shared state here had diverged after round %d: digest %s, but %s on "
+                    "cluster %s",
+                    *(own.round, own.shared_digest, newest.shared_digest),
+                    membership.clusters[source],
+                )
+                self._diverged = True
+                self._left = replace(self._left, delta=None, tokens=0, trained=[])
+            self._digest = newest.shared_digest
             log.warning(
                 "took the shared state of round %d from cluster %s",
-                newest[0],
+                newest.round,
                 membership.clusters[source],
             )
         return times
@@ -335,7 +392,8 @@ class RoundExchange:
                 # It holds what was in doubt, and what was trained since then.
                 rest = {name: value - sent.delta[name] for name, value in left.delta.items()}
             tokens = left.tokens - sent.tokens if rest is not None else 0
-            self._left = replace(left, delta=rest, tokens=tokens)
+            trained = without(left.trained, sent.trained)
+            self._left = replace(left, delta=rest, tokens=tokens, trained=trained)
         self._doubts = []
 
     # ------------------------------------------------------------------ average and commit
@@ -358,6 +416,7 @@ class RoundExchange:
         headers: Sequence[Header],
         tokens: Sequence[int],
         average: Average,
+        leases: Leases,
     ) -> None:
         """All ranks of this cluster are ready: commit when all other clusters are, too."""
         progress = self._state.progress
@@ -386,6 +445,16 @@ class RoundExchange:
                     progress.counted[name] = (progress.round - 1, header.step)
             observed = _observed(membership.clusters, headers, tuple(progress.contributors))
             self._control.decide(progress, observed)
+            progress.leases = leases.commit(
+                {
+                    name: Part(
+                        progress.round_samples(header.step_samples), header.trained if count else ()
+                    )
+                    for name, header, count in zip(
+                        membership.clusters, headers, tokens, strict=True
+                    )
+                }
+            )
             self.rehash()
 
 

@@ -11,6 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from dsx.outer.averaging import Moments
+from dsx.outer.leases import Ranges
 from dsx.outer.round import Outcome
 from dsx.outer.state import Progress
 from dsx.outer.steps import StepCounter
@@ -38,6 +39,9 @@ class OutcomeRecord(BaseModel):
     """Likewise."""
     healed: bool = False
     unsent_tokens: int = 0
+    unsent_samples: Ranges = []
+    claim: Ranges | None = None
+    diverged: bool = False
 
     @staticmethod
     def of(outcome: Outcome, moments: list[float], measured: list[float]) -> "OutcomeRecord":
@@ -54,6 +58,9 @@ class OutcomeRecord(BaseModel):
             measured=measured,
             healed=outcome.healed,
             unsent_tokens=outcome.unsent_tokens,
+            unsent_samples=outcome.unsent_samples,
+            claim=outcome.claim,
+            diverged=outcome.diverged,
         )
 
     @staticmethod
@@ -103,6 +110,9 @@ class OutcomeRecord(BaseModel):
             healed=self.healed,
             unsent=unsent or None,
             unsent_tokens=self.unsent_tokens,
+            unsent_samples=self.unsent_samples,
+            claim=self.claim,
+            diverged=self.diverged,
         )
 
 
@@ -117,6 +127,7 @@ class FlightRecord(BaseModel):
     delay: int
     norm: float
     tokens: int
+    trained: Ranges
     step_seconds: float
     exchange_seconds: float
     measured_rank: float
@@ -135,6 +146,8 @@ class EngineRecord(BaseModel):
 
     steps: StepCounter
     tokens: int
+    trained: Ranges
+    todo: Ranges
     seconds: float
     share: float
     measured_rank: float

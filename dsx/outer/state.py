@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from dsx.exchange.interface import Exchange, Membership
 from dsx.outer.buckets import buckets, pack, unpack
 from dsx.outer.digest import tensor_digest
+from dsx.outer.leases import Leases
 from dsx.outer.optimizer import OuterOptimizer
 
 _MOST_SCALARS = 2**24
@@ -50,6 +51,12 @@ class Progress(BaseModel):
     """Of the slowest exchange of the last rounds; fades by a fifth a round."""
     paces: dict[str, float] = {}
     """Seconds of an inner step by cluster, smoothed."""
+    leases: Leases = Leases()
+    """Who trains which samples."""
+
+    def round_samples(self, step_samples: int) -> int:
+        """Samples of a cluster, of so many in an inner step, in the longest round known."""
+        return step_samples * max(self.local_steps, self.next_local_steps)
 
 
 @dataclass

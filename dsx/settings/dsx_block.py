@@ -8,6 +8,7 @@ from dsx.settings.adapt_block import AdaptSettings, FixedRank, LinkSteps, PaperR
 from dsx.settings.base import Block, FieldError
 from dsx.settings.codec_block import CompressionSettings, LowRankCodec
 
+OnDivergence = Literal["stop", "resync"]
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -146,6 +147,11 @@ class OuterSettings(Block):
     )
     start_clusters: int = Field(
         1, ge=1, description="Clusters that must be present before the first step."
+    )
+    on_divergence: OnDivergence = Field(
+        "stop",
+        description="What happens when clusters hold different shared states after the same round: "
+        "`stop` the run, or let the fewer take over the state of the more (`resync`).",
     )
     state_device: Literal["cpu", "accelerator"] = Field(
         "cpu", description="Where shared weights and outer momentum live."

@@ -54,22 +54,19 @@ class _Trial:
             * self.settings.dsx.data.seq_len
         )
 
-    def stream(self, cluster: int) -> BatchStream:
+    def stream(self) -> BatchStream:
         blocks = self._data.train
         return BatchStream(
             blocks,
             SampleOrder(len(blocks), self.settings.dsx.seed),
             self.settings.train_micro_batch_size_per_gpu,
             self.settings.gradient_accumulation_steps,
-            cluster_index=cluster,
-            cluster_count=self.spec.clusters,
-            replica_index=0,
-            replica_count=1,
         )
 
-    def batches(self, stream: BatchStream) -> list[MicroBatch]:
+    def batches(self, stream: BatchStream, positions: Sequence[int]) -> list[MicroBatch]:
         """One inner step's."""
-        return [next(stream) for _ in range(stream.accumulation)]
+        stream.load(positions)
+        return list(stream)
 
     def train(self, training: InnerTraining, batches: Sequence[MicroBatch]) -> None:
         began = time.perf_counter()
@@ -121,10 +118,13 @@ def run_baseline(trial: _Trial) -> RunResult:
     training = InnerTraining(trial.settings, spec.inner, trial.device)
     parameters = sum(p.numel() for p in training.model.parameters())
     joined = spec.kind == "allreduce"
-    streams = [trial.stream(cluster) for cluster in range(spec.clusters if joined else 1)]
+    stream = trial.stream()
+    size, learners = stream.samples, spec.clusters if joined else 1
     per_step = all_reduce_bytes(parameters, spec.clusters) if joined else 0.0
     for step in range(1, trial.steps + 1):
-        trial.train(training, [batch for stream in streams for batch in trial.batches(stream)])
+        first = (step - 1) * learners * size
+        parts = [range(at, at + size) for at in range(first, first + learners * size, size)]
+        trial.train(training, [batch for part in parts for batch in trial.batches(stream, part)])
         if trial.due(step):
             trial.note(step, step * per_step, training.model)
     trial.note(trial.steps, trial.steps * per_step, training.model)
@@ -134,13 +134,18 @@ def run_baseline(trial: _Trial) -> RunResult:
 class _Cluster:
     def __init__(self, trial: _Trial, index: int, hub: InProcessHub) -> None:
         self.training = InnerTraining(trial.settings, trial.spec.inner, trial.device)
-        self.stream = trial.stream(index)
+        self.stream = trial.stream()
         self.exchange = hub.exchange(f"c{index}")
         weights = StageWeights(self.training.model)
         block = trial.settings.dsx
         vocab_size = self.training.model.config.vocab_size
         self.engine = OuterEngine(
-            block.outer, weights, self.exchange, seed=block.seed, vocab_size=vocab_size
+            block.outer,
+            weights,
+            self.exchange,
+            seed=block.seed,
+            vocab_size=vocab_size,
+            step_samples=self.stream.samples,
         )
 
 
@@ -169,7 +174,7 @@ def run_clusters(trial: _Trial) -> RunResult:
         at_start = sent()
         for step in range(1, trial.steps + 1):
             for cluster in clusters:
-                trial.train(cluster.training, trial.batches(cluster.stream))
+                trial.train(cluster.training, trial.batches(cluster.stream, cluster.engine.draw()))
                 cluster.engine.advance(tokens=trial.cluster_tokens, seconds=1.0)
             for cluster in clusters:
                 cluster.engine.settle()

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import TextIO
 
 from dsx.tracking.events import Event, metrics_path, to_line
 
@@ -12,15 +13,20 @@ class JsonlSink:
 
     def __init__(self, run_dir: Path | str, cluster: str) -> None:
         self.path = metrics_path(run_dir, cluster)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        _end_last_line(self.path)
-        self._file = self.path.open("a", encoding="utf-8", buffering=1)
+        self._file = open_lines(self.path)
 
     def write(self, event: Event) -> None:
         self._file.write(to_line(event))
 
     def close(self) -> None:
         self._file.close()
+
+
+def open_lines(path: Path) -> TextIO:
+    """A file of lines to append to; each is handed to the system when it is written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _end_last_line(path)
+    return path.open("a", encoding="utf-8", buffering=1)
 
 
 def _end_last_line(path: Path) -> None:

@@ -9,6 +9,7 @@ from dsx.outer.report import RoundReport
 from dsx.settings import Settings
 from dsx.settings.codec_block import CompressionSettings, LowRankCodec, TopKCodec
 from dsx.tracking.events import EvalEvent, InnerEvent, OuterEvent, RunEvent
+from dsx.tracking.ledger import Ledger
 from dsx.tracking.tracker import Tracker
 from dsx.training.preflight import Preflight
 
@@ -33,7 +34,8 @@ def codec_label(compression: CompressionSettings) -> str:
 class Reporter:
     """The lines of one cluster. Only its rank 0 has a tracker with sinks, and logs what is INFO."""
 
-    def __init__(self, tracker: Tracker, cluster: str, codec: str) -> None:
+    def __init__(self, tracker: Tracker, ledger: Ledger, cluster: str, codec: str) -> None:
+        self.ledger = ledger
         self._tracker = tracker
         self._cluster = cluster
         self._codec = codec
@@ -85,6 +87,7 @@ class Reporter:
 
     def outer(self, report: RoundReport) -> None:
         self._tell_changes(report)
+        self.ledger.round(report.round, report.shared_digest, report.leases)
         self._tracker.log(
             OuterEvent(
                 cluster=self._cluster,
@@ -132,4 +135,5 @@ class Reporter:
                 )
 
     def close(self) -> None:
+        self.ledger.close()
         self._tracker.close()

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dsx.checkpoint.folders import Checkpoint
-from dsx.checkpoint.manifest import DataPosition
 from dsx.errors import CheckpointError
 from dsx.settings import Settings
 from dsx.training.preflight import Preflight
@@ -81,31 +80,6 @@ def changed_settings(checkpoint: Checkpoint, settings: Settings) -> list[str]:
         for key in sorted({*then, *now})
         if then.get(key) != now.get(key) and not key.startswith(_FREE)
     ]
-
-
-def next_position(
-    old: DataPosition, clusters: Sequence[str], place: int, samples: int, step: int, reached: int
-) -> DataPosition:
-    """Where reading goes on.
-
-    With the same clusters and batch exactly where it was. Else behind everything that any of the
-    old clusters can have read, so that no sample of the epoch is read twice.
-
-    Args:
-        step: an inner step that no cluster of the new launch is before.
-        reached: an inner step that no cluster of the old one was behind.
-    """
-    if old.clusters == list(clusters) and old.samples == samples:
-        return old.model_copy(update={"place": place})
-    read = (reached - old.first_step) * len(old.clusters) * old.samples
-    return DataPosition(
-        digest=old.digest,
-        first_step=step,
-        first_position=old.first_position + read,
-        clusters=list(clusters),
-        place=place,
-        samples=samples,
-    )
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

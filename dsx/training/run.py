@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsx.checkpoint.manifest import DataPosition
 from dsx.cluster.agreement import ClusterAgreement
 from dsx.cluster.engine import ClusterEngine
 from dsx.cluster.schedule import learning_rate
@@ -17,6 +16,7 @@ from dsx.models.stage import Stage
 from dsx.outer.engine import Interrupted, OuterEngine
 from dsx.outer.report import RoundReport
 from dsx.settings import Settings
+from dsx.tracking.ledger import Ledger
 from dsx.tracking.phases import announce
 from dsx.tracking.tracker import Tracker
 from dsx.training.meeting import Meeting, meet
@@ -71,7 +71,10 @@ class ClusterRun:
             else Tracker([])
         )
         self._report = Reporter(
-            tracker, launch.cluster, codec=codec_label(self._dsx.outer.compression)
+            tracker,
+            Ledger(self._dsx.run_dir if self.engine.rank == 0 else None, launch.cluster),
+            launch.cluster,
+            codec=codec_label(self._dsx.outer.compression),
         )
         self._heldout = heldout_batches(
             ready.data.heldout,
@@ -80,7 +83,17 @@ class ClusterRun:
         )
         self.outer: OuterEngine | None = None
         self._meeting: Meeting | None = None
-        self._data: DataPosition | None = None
+        blocks = ready.data.train
+        self._batches = BatchStream(
+            blocks,
+            SampleOrder(len(blocks), self._dsx.seed),
+            settings.train_micro_batch_size_per_gpu,
+            settings.gradient_accumulation_steps,
+            self.engine.replica_index,
+            self.engine.replica_count,
+        )
+        self._has_begun = False
+        self._position = self.saver.position
         self.saved = self.saver.found.folder if self.saver.found is not None else None
         """The checkpoint that a run which was asked to end goes on from."""
 
@@ -92,12 +105,7 @@ class ClusterRun:
     @property
     def tokens_per_step(self) -> int:
         """Tokens that this cluster trains on in one inner step."""
-        return (
-            self._settings.train_micro_batch_size_per_gpu
-            * self._settings.gradient_accumulation_steps
-            * self.engine.replica_count
-            * self._dsx.data.seq_len
-        )
+        return self._batches.samples * self._dsx.data.seq_len
 
     def train(self) -> bool:
         """All inner steps that are left, the flush, the last evaluation and checkpoint.
@@ -139,13 +147,12 @@ class ClusterRun:
         self._report.close()
 
     def begin(self) -> None:
-        """Bring back what was saved, meet the other clusters, find the place in the data."""
+        """Bring back what was saved, and meet the other clusters."""
         self.outer = self._join_clusters()
         self.saver.restore(self.outer)
         if self.saver.found is not None and self.saver.is_own:
             self.step = self.saver.found.manifest.step
             self._evaluated_at = self.saver.found.manifest.evaluated_at
-        clusters: Sequence[str] = (self._launch.cluster,)
         if self.outer is not None:
             announce("waiting for the other clusters", self.engine.rank)
             clusters = self.outer.start()
@@ -153,20 +160,13 @@ class ClusterRun:
             if not self.outer.goes_on:
                 # A cluster that comes later goes on where the others are.
                 self.step = self.outer.steps.step
-        self._data = self.saver.position(clusters, self.step, self.outer)
-        blocks = self._ready.data.train
-        self._batches = BatchStream(
-            blocks,
-            SampleOrder(len(blocks), self._dsx.seed),
-            self._settings.train_micro_batch_size_per_gpu,
-            self._settings.gradient_accumulation_steps,
-            self._data.place,
-            len(clusters),
-            self.engine.replica_index,
-            self.engine.replica_count,
-            self._data.first_step,
-            self._data.first_position,
-        )
+            self._report.ledger.start(
+                self._dsx.data.seq_len,
+                self._round,
+                self.outer.state.progress.leases,
+                self.outer.unsent_samples,
+            )
+        self._has_begun = True
 
     def _train(self) -> None:
         if self.outer is not None and self.outer.goes_on:
@@ -176,6 +176,7 @@ class ClusterRun:
         if self.outer is not None:
             announce("finishing the last exchange", self.engine.rank)
             self.outer.finish()
+            self._report.ledger.end()
         # The flush may have changed the shared weights at a step that was evaluated before it.
         if (self._evaluated_at, self._evaluated_round) != (self.step, self._round) or steps == 0:
             self._evaluate()
@@ -195,7 +196,7 @@ class ClusterRun:
 
     def _stop(self) -> None:
         """Asked to end: save what there is."""
-        if self._data is None:
+        if not self._has_begun:
             return  # still waiting for the others: nothing has changed since the last checkpoint
         announce("saving", self.engine.rank)
         if self.outer is not None:
@@ -204,8 +205,7 @@ class ClusterRun:
 
     def save(self, *, wait: bool = False) -> Path | None:
         """Write a checkpoint of this moment, between two inner steps; see `RunSaver.save`."""
-        assert self._data is not None
-        return self.saver.save(self.step, self._evaluated_at, self._data, self.outer, wait=wait)
+        return self.saver.save(self.step, self._evaluated_at, self._position, self.outer, wait=wait)
 
     def _build_stage(self, index: int) -> Stage:
         pipeline = self._dsx.pipeline
@@ -238,6 +238,7 @@ class ClusterRun:
             self.engine.weights,
             self._meeting.exchange,
             identity=run_identity(self._settings, self._ready),
+            step_samples=self._batches.samples,
             seed=self._dsx.seed,
             vocab_size=self._ready.plan.vocab_size,
             agreement=self.engine.agreement,
@@ -246,11 +247,12 @@ class ClusterRun:
         )
 
     def _inner_step(self) -> None:
+        samples = self._draw()
         rate = learning_rate(self.step, self._settings)
-        self._batches.seek(self.step)
+        self._batches.load(samples)
         result = self.engine.train_step(self._batches, rate)
         # The run's steps are those of the fastest cluster: one that makes fewer of its own in a
-        # round (`outer.adapt.balanced`) passes several with each, and their samples go unread.
+        # round (`outer.adapt.balanced`) passes several with each.
         self.step = self.outer.steps.next_step if self.outer is not None else self.step + 1
         made = self.outer.steps.made + 1 if self.outer is not None else self.step
         round_ = self._round
@@ -263,8 +265,16 @@ class ClusterRun:
             if self.saver.is_due(self.step, 0):
                 self.save()
             return
+        self._report.ledger.step(self.step, [(at, at + 1) for at in samples])
         self.outer.advance(self.tokens_per_step, result.seconds)
         self.outer.settle()
+
+    def _draw(self) -> Sequence[int]:
+        """The samples of the next inner step."""
+        if self.outer is not None:
+            return self.outer.draw()
+        start, self._position = self._position, self._position + self._batches.samples
+        return range(start, self._position)
 
     def _after_commit(self, report: RoundReport) -> None:
         self._report.outer(report)

@@ -23,7 +23,7 @@ from dsx.outer.snapshot import EngineRecord, Snapshot
 from dsx.outer.state import Progress
 from dsx.settings import Settings
 from dsx.training.preflight import Preflight
-from dsx.training.resuming import changed_settings, next_position, require_fit
+from dsx.training.resuming import changed_settings, require_fit
 
 log = logging.getLogger(__name__)
 
@@ -111,35 +111,10 @@ class RunSaver:
         if self._engine.rank == 0:
             self._folder_of(checkpoint).release(checkpoint, self._cluster)
 
-    def position(
-        self, clusters: Sequence[str], step: int, outer: OuterEngine | None
-    ) -> DataPosition:
-        """Where this cluster reads, among `clusters`, from inner step `step` on."""
-        settings = self._settings
-        samples = (
-            settings.train_micro_batch_size_per_gpu
-            * settings.gradient_accumulation_steps
-            * self._engine.replica_count
-        )
-        place = list(clusters).index(self._cluster)
-        if self.found is None:
-            return DataPosition(
-                digest=self._ready.data.digest,
-                clusters=list(clusters),
-                place=place,
-                samples=samples,
-            )
-        first = reached = step
-        if self.found.shared is not None:
-            # At a shared round all clusters take the same step for the first, whatever their own;
-            # a round may be in the air and another one just before its boundary.
-            assert outer is not None  # `require_fit` has seen to it
-            progress = outer.state.progress
-            first = progress.steps
-            reached = max(reached, first + progress.local_steps + progress.next_local_steps)
-        return next_position(
-            self.found.manifest.data, clusters, place, samples, min(first, step), reached
-        )
+    @property
+    def position(self) -> int:
+        """The next sample of a run without other clusters."""
+        return self.found.manifest.data.position if self.found is not None else 0
 
     # ------------------------------------------------------------------ saving
 
@@ -156,7 +131,7 @@ class RunSaver:
         self,
         step: int,
         evaluated_at: int,
-        data: DataPosition,
+        position: int,
         outer: OuterEngine | None,
         *,
         wait: bool = False,
@@ -164,6 +139,7 @@ class RunSaver:
         """Copy the state to the host's memory, and have it written in the background.
 
         Args:
+            position: the next sample of a run without other clusters.
             wait: return when it is complete on the disk. Without it, a save that comes while the
                 last one is still being written is left out: a slow disk must not stop training.
 
@@ -188,7 +164,7 @@ class RunSaver:
                 log.warning("%s; once more", error)
         snapshot = outer.snapshot(self._wants_shared) if outer is not None else None
         job = Job(
-            self._manifest(step, evaluated_at, data, snapshot, flushed),
+            self._manifest(step, evaluated_at, position, snapshot, flushed),
             self._tensors(snapshot),
             _shared_part(snapshot),
         )
@@ -311,7 +287,7 @@ class RunSaver:
         self,
         step: int,
         evaluated_at: int,
-        data: DataPosition,
+        position: int,
         snapshot: Snapshot | None,
         flushed: bool,
     ) -> ClusterManifest:
@@ -328,7 +304,8 @@ class RunSaver:
             evaluated_at=evaluated_at,
             flushed=flushed,
             layout=Layout(stages=engine.stage_count, replicas=engine.replica_count),
-            data=data,
+            data=DataPosition(digest=self._ready.data.digest, position=position),
+            clusters=_clusters(snapshot, self._cluster),
             optimizer_steps=engine.weights.optimizer_steps,
             moments=list(engine.weights.moment_kinds()),
             shared=shared,
@@ -370,6 +347,14 @@ class _Some(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _clusters(snapshot: Snapshot | None, own: str) -> list[str]:
+    """Those that trained together: their checkpoints belong together, too."""
+    if snapshot is None:
+        return [own]
+    leases = snapshot.progress.leases
+    return sorted({own, *leases.held.keys()} - (leases.missed.keys() - {own}))
 
 
 def _shared_name(round_: int, digest: str) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from dsx.checkpoint.folders import Checkpoint, RunFolder
+from dsx.tracking.audit import audit
+from dsx.tracking.ledger import read_ledgers
 from dsx.training.run import Launch
 from tests.checkpoint.settings import STEPS, raw_settings
 from tests.checkpoint.workers import checksums, history
@@ -49,6 +51,10 @@ def test_two_clusters_that_stop_at_different_steps_go_on_bit_for_bit(
         assert history(first, cluster) == history(second, cluster)
         assert checksums(first, cluster) == checksums(second, cluster)
     for run in (first, second):
+        fates = audit(read_ledgers([run]))
+        assert fates.is_clean, fates.problems
+        for fate in fates.clusters.values():
+            assert fate.trained == fate.committed == STEPS * 4 * 16, "no step was made in vain"
         # Two rounds are kept of either cluster, and stored once for both.
         assert len(list((run / "checkpoints" / "shared").iterdir())) <= 3
 
@@ -60,16 +66,14 @@ def test_clusters_join_and_leave_between_launches(
     run = Path(raw["dsx"]["run_dir"])
     launch(raw, coordinators(), {"c0": 12, "c1": 12})
     two = newest(run, "c0")
-    assert two.manifest.data.clusters == ["c0", "c1"]
+    assert two.manifest.clusters == ["c0", "c1"]
 
     saved = launch(raw, coordinators(), {"c0": 18, "c1": 18, "c2": 18})
     assert all(saved.values())
     three = {name: newest(run, name) for name in saved}
-    for number, (name, checkpoint) in enumerate(three.items()):
+    for name, checkpoint in three.items():
         manifest = checkpoint.manifest
-        assert manifest.data.clusters == ["c0", "c1", "c2"]
-        assert manifest.data.place == number
-        assert manifest.data.first_position > two.manifest.data.first_position
+        assert manifest.clusters == ["c0", "c1", "c2"]
         assert manifest.optimizer_steps > two.manifest.optimizer_steps, name
         assert manifest.shared == three["c0"].manifest.shared
     # The third had no past: it began at the shared round, with another's moments.
@@ -83,11 +87,13 @@ def test_clusters_join_and_leave_between_launches(
     assert launch(raw, coordinators(), {"c0": None}) == {"c0": None}
     alone = newest(run, "c0").manifest
     assert alone.step == STEPS
-    assert alone.data.clusters == ["c0"]
-    assert alone.data.first_position > three["c0"].manifest.data.first_position
+    assert alone.clusters == ["c0"]
     steps = [entry[0] for entry in history(run, "c0")["losses"]]
     assert steps == list(range(1, STEPS + 1))
     assert history(run, "c0")["rounds"][max(history(run, "c0")["rounds"])][3] == ["c0"]
+    fates = audit(read_ledgers([run]))
+    assert fates.is_clean, fates.problems
+    assert fates.clusters["c0"].trained == fates.clusters["c0"].committed == STEPS * 4 * 16
 
 
 def test_a_cluster_asked_to_end_while_it_waits_for_the_others_ends_as_it_was(

@@ -9,14 +9,12 @@ import torch
 from dsx.checkpoint.folders import Checkpoint, open_checkpoint
 from dsx.checkpoint.generators import generator_states, restore_generators, seed_generators
 from dsx.checkpoint.manifest import DataPosition, Layout
-from dsx.data.batches import BatchStream
-from dsx.data.order import SampleOrder
 from dsx.errors import CheckpointError
 from dsx.models.config import load_config
 from dsx.models.plan import ModelPlan
 from dsx.settings import Settings, parse_settings
 from dsx.training.preflight import Preflight
-from dsx.training.resuming import changed_settings, next_position, require_fit
+from dsx.training.resuming import changed_settings, require_fit
 from tests.checkpoint.made_up import manifest, writer
 from tests.checkpoint.settings import raw_settings
 
@@ -80,7 +78,7 @@ def test_another_model_is_named_by_a_tensor(tmp_path: Path, raw: dict[str, Any])
 
 
 def test_other_data_is_refused(tmp_path: Path, raw: dict[str, Any]) -> None:
-    position = DataPosition(digest="other", clusters=["c0"], place=0, samples=4)
+    position = DataPosition(digest="other")
     checkpoint = saved(tmp_path, parse_settings(raw), data=position)
     with pytest.raises(CheckpointError, match=r"other data \(digest other there, d here\)"):
         require_fit(checkpoint, preflight(parse_settings(raw)), MOMENTS, with_clusters=False)
@@ -124,44 +122,6 @@ def test_changed_settings_are_listed_those_of_the_place_apart(
     raw["dsx"]["checkpoint"]["keep"] = 7
     raw["dsx"]["pipeline"]["stages"] = 2
     assert changed_settings(checkpoint, parse_settings(raw)) == ["optimizer.params.lr: 0.01 -> 0.5"]
-
-
-def read(position: DataPosition, step: int) -> list[int]:
-    stream = BatchStream(
-        range(10_000),  # type: ignore[arg-type]
-        SampleOrder(10_000, 0),
-        position.samples,
-        1,
-        position.place,
-        len(position.clusters),
-        0,
-        1,
-        position.first_step,
-        position.first_position,
-    )
-    return list(stream.positions(step, 0))
-
-
-def test_the_same_clusters_go_on_reading_where_they_were() -> None:
-    old = DataPosition(digest="d", clusters=["a", "b"], place=1, samples=4)
-    new = next_position(old, ["a", "b"], 1, 4, step=20, reached=30)
-    assert read(new, 23) == read(old, 23)
-
-
-@pytest.mark.parametrize(("clusters", "samples"), [(["a"], 4), (["a", "b", "c"], 4), (["a"], 8)])
-def test_other_clusters_read_nothing_twice(clusters: list[str], samples: int) -> None:
-    old = [DataPosition(digest="d", clusters=["a", "b"], place=p, samples=4) for p in (0, 1)]
-    before = {sample for one in old for step in range(30) for sample in read(one, step)}
-    news = [
-        next_position(old[0], clusters, place, samples, step=20, reached=30)
-        for place in range(len(clusters))
-    ]
-    after = [sample for one in news for step in range(20, 40) for sample in read(one, step)]
-    assert len(after) == len(set(after)) == 20 * samples * len(clusters)
-    assert not before & set(after)
-    # And so on, when the clusters change once more.
-    again = next_position(news[0], ["a", "z"], 0, 4, step=35, reached=40)
-    assert not set(after) & set(read(again, 35))
 
 
 def test_random_numbers_go_on_where_they_were() -> None:

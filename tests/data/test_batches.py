@@ -1,4 +1,3 @@
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -31,19 +30,14 @@ def rows(batch: tuple[torch.Tensor, torch.Tensor]) -> list[int]:
 
 
 def stream(blocks: TokenBlocks, **changes: int) -> BatchStream:
-    shape = {
-        "micro_batch": 2,
-        "accumulation": 3,
-        "cluster_index": 0,
-        "cluster_count": 1,
-        "replica_index": 0,
-        "replica_count": 1,
-    }
+    shape = {"micro_batch": 2, "accumulation": 3, "replica_index": 0, "replica_count": 1}
     return BatchStream(blocks, SampleOrder(len(blocks), seed=1), **(shape | changes))
 
 
 def test_labels_are_the_next_tokens(blocks: TokenBlocks) -> None:
-    input_ids, labels = next(stream(blocks))
+    batches = stream(blocks)
+    batches.load(range(6))
+    input_ids, labels = next(batches)
     assert input_ids.shape == labels.shape == (2, SEQ_LEN)
     assert input_ids.dtype == labels.dtype == torch.int64
     assert torch.equal(labels, input_ids + 1)
@@ -51,101 +45,68 @@ def test_labels_are_the_next_tokens(blocks: TokenBlocks) -> None:
 
 def test_rows_follow_the_formula(blocks: TokenBlocks) -> None:
     order = SampleOrder(COUNT, seed=1)
-    clusters, replicas, accumulation, micro_batch = 3, 2, 2, 2
-    per_step = replicas * accumulation * micro_batch
-    for cluster in range(clusters):
-        for replica in range(replicas):
-            batches = stream(
-                blocks,
-                micro_batch=micro_batch,
-                accumulation=accumulation,
-                cluster_index=cluster,
-                cluster_count=clusters,
-                replica_index=replica,
-                replica_count=replicas,
-            )
-            for step in range(5):
-                for micro in range(accumulation):
-                    start = (step * clusters + cluster) * per_step
-                    start += micro * replicas * micro_batch + replica * micro_batch
-                    assert rows(next(batches)) == [order[start], order[start + 1]]
+    replicas, accumulation, micro_batch = 2, 2, 2
+    positions = [30, 31, 32, 33, 5, 6, 41, 42]
+    for replica in range(replicas):
+        batches = stream(
+            blocks,
+            micro_batch=micro_batch,
+            accumulation=accumulation,
+            replica_index=replica,
+            replica_count=replicas,
+        )
+        assert batches.samples == len(positions)
+        batches.load(positions)
+        for micro in range(accumulation):
+            start = micro * replicas * micro_batch + replica * micro_batch
+            assert rows(next(batches)) == [
+                order[positions[start]],
+                order[positions[start + 1]],
+            ]
+        assert next(batches, None) is None
 
 
 @settings(max_examples=30)
-@given(
-    clusters=st.integers(1, 3),
-    replicas=st.integers(1, 3),
-    accumulation=st.integers(1, 3),
-    micro_batch=st.integers(1, 3),
-    first_step=st.integers(0, 20),
-)
-def test_clusters_and_replicas_together_read_the_order_without_gap_or_repeat(
-    blocks: TokenBlocks,
-    clusters: int,
-    replicas: int,
-    accumulation: int,
-    micro_batch: int,
-    first_step: int,
+@given(replicas=st.integers(1, 3), accumulation=st.integers(1, 3), micro_batch=st.integers(1, 3))
+def test_replicas_together_read_what_was_loaded_without_gap_or_repeat(
+    blocks: TokenBlocks, replicas: int, accumulation: int, micro_batch: int
 ) -> None:
-    steps = 3
     seen: list[int] = []
-    for cluster in range(clusters):
-        for replica in range(replicas):
-            part = stream(
-                blocks,
-                micro_batch=micro_batch,
-                accumulation=accumulation,
-                cluster_index=cluster,
-                cluster_count=clusters,
-                replica_index=replica,
-                replica_count=replicas,
-            )
-            seen += [
-                position
-                for step in range(first_step, first_step + steps)
-                for micro in range(accumulation)
-                for position in part.positions(step, micro)
-            ]
-    per_step = clusters * replicas * accumulation * micro_batch
-    assert sorted(seen) == list(range(first_step * per_step, (first_step + steps) * per_step))
+    samples = replicas * accumulation * micro_batch
+    for replica in range(replicas):
+        part = stream(
+            blocks,
+            micro_batch=micro_batch,
+            accumulation=accumulation,
+            replica_index=replica,
+            replica_count=replicas,
+        )
+        part.load(range(40, 40 + samples))
+        seen += [row for batch in part for row in rows(batch)]
+    order = SampleOrder(COUNT, seed=1)
+    assert sorted(seen) == sorted(order[position] for position in range(40, 40 + samples))
 
 
 def test_replicas_see_what_one_replica_with_more_accumulation_sees(blocks: TokenBlocks) -> None:
-    alone = [row for batch in islice(stream(blocks, accumulation=4), 4) for row in rows(batch)]
-    shared = [
-        row
-        for replica in range(2)
-        for batch in islice(
-            stream(blocks, accumulation=2, replica_index=replica, replica_count=2), 2
-        )
-        for row in rows(batch)
-    ]
-    assert sorted(alone) == sorted(shared)
+    alone = stream(blocks, accumulation=4)
+    alone.load(range(8))
+    shared: list[int] = []
+    for replica in range(2):
+        part = stream(blocks, accumulation=2, replica_index=replica, replica_count=2)
+        part.load(range(8))
+        shared += [row for batch in part for row in rows(batch)]
+    assert sorted(row for batch in alone for row in rows(batch)) == sorted(shared)
 
 
-def test_steps_are_counted_when_their_last_micro_batch_is_given(blocks: TokenBlocks) -> None:
+def test_a_step_that_is_loaded_takes_the_place_of_what_was_left(blocks: TokenBlocks) -> None:
     batches = stream(blocks)
-    counted = []
-    for _ in range(7):
-        next(batches)
-        counted.append(batches.step)
-    assert counted == [0, 0, 1, 1, 1, 2, 2]
-
-
-def test_seeking_goes_on_exactly_where_an_undisturbed_stream_would_be(
-    blocks: TokenBlocks,
-) -> None:
-    undisturbed = [rows(batch) for batch in islice(stream(blocks), 60)]
-    moved = stream(blocks)
-    next(moved)
-    # Step 13 lies in the second epoch of forty blocks.
-    moved.seek(13)
-    assert moved.step == 13
-    assert [rows(batch) for batch in islice(moved, 21)] == undisturbed[39:]
-    moved.seek(0)
-    assert rows(next(moved)) == undisturbed[0]
-    with pytest.raises(ValueError, match="-1"):
-        moved.seek(-1)
+    batches.load(range(6))
+    next(batches)
+    batches.load(range(6, 12))
+    order = SampleOrder(COUNT, seed=1)
+    assert [row for batch in batches for row in rows(batch)] == [order[at] for at in range(6, 12)]
+    with pytest.raises(ValueError, match="an inner step has 6 samples, not 5"):
+        batches.load(range(5))
 
 
 @pytest.mark.parametrize(
@@ -153,7 +114,6 @@ def test_seeking_goes_on_exactly_where_an_undisturbed_stream_would_be(
     [
         ({"micro_batch": 0}, "micro_batch 0"),
         ({"accumulation": 0}, "accumulation 0"),
-        ({"cluster_index": 2, "cluster_count": 2}, r"cluster_index 2 is not in \[0, 2\)"),
         ({"replica_index": -1}, r"replica_index -1 is not in \[0, 1\)"),
     ],
 )
@@ -166,7 +126,7 @@ def test_impossible_shapes_are_refused(
 
 def test_an_order_of_other_blocks_is_refused(blocks: TokenBlocks) -> None:
     with pytest.raises(ValueError, match="of 39 blocks, but there are 40"):
-        BatchStream(blocks, SampleOrder(39, 0), 1, 1, 0, 1, 0, 1)
+        BatchStream(blocks, SampleOrder(39, 0), 1, 1)
 
 
 def test_heldout_batches_start_at_the_start_and_never_wrap(blocks: TokenBlocks) -> None:

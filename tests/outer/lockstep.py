@@ -58,6 +58,40 @@ class Cluster:
             self.reports.append(report)
 
 
+STEP_SAMPLES = 4
+
+
+class Reader(Cluster):
+    """Trains the samples that its lease gives it."""
+
+    def __init__(
+        self,
+        settings: OuterSettings,
+        exchange: Exchange,
+        index: int = 0,
+        stop_wanted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        super().__init__(settings, exchange, index)
+        self.engine = OuterEngine(
+            settings,
+            ModuleWeights(self.model),
+            exchange,
+            step_samples=STEP_SAMPLES,
+            stop_wanted=stop_wanted,
+        )
+        self.drawn: list[int] = []
+
+    def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        positions = list(self.engine.draw())
+        self.drawn += positions
+        rows = [
+            torch.randn(FEATURES, generator=torch.Generator().manual_seed(position))
+            for position in positions
+        ]
+        inputs = torch.stack(rows)
+        return inputs, inputs.sum(1, keepdim=True).sin()
+
+
 def make_clusters(settings: OuterSettings, count: int, **options: object) -> list[Cluster]:
     hub = InProcessHub([f"c{index}" for index in range(count)], timeout_seconds=30)
     return [

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from dsx.outer.diagnosis import Diagnosis
+from dsx.outer.leases import Leases
 from dsx.outer.report import RoundReport
 from dsx.settings.dsx_block import OuterSettings
 
@@ -27,6 +28,7 @@ def report(**changes: object) -> RoundReport:
         "cosine": 0.7,
         "shared_digest": "d",
         "tokens_total": 10,
+        "leases": Leases(),
     }
     return RoundReport(**(values | changes))
 

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from dsx.errors import ExchangeError, ExchangeRefused
-from dsx.outer.header import Header, check_headers
+from dsx.outer.header import Header, check_headers, find_newest
 
 
 def header(**changes: object) -> Header:
@@ -19,6 +20,9 @@ def header(**changes: object) -> Header:
         "exchange_seconds": 0.2,
         "measured_rank": 3.5,
         "step": 60,
+        "step_samples": 4,
+        "trained": [(0, 40)],
+        "claim": [],
     }
     return Header(**(values | changes))
 
@@ -36,18 +40,41 @@ def test_bytes_that_are_no_header_are_refused_by_the_senders_name(payload: bytes
         Header.from_bytes(message, "far")
 
 
+def test_another_protocol_is_refused_by_the_clusters_name() -> None:
+    with pytest.raises(ExchangeRefused, match="cluster there speaks protocol 99"):
+        check_headers([header(), header(protocol=99)], ("here", "there"))
+
+
+@pytest.mark.parametrize("ranges", [[(5, 5)], [(-1, 2)], [(3, 1)]])
+@pytest.mark.parametrize("key", ["trained", "claim"])
+def test_ranges_that_are_none_are_refused(key: str, ranges: object) -> None:
+    with pytest.raises(ValidationError, match="is no range of samples"):
+        header(**{key: ranges})
+
+
+def test_clusters_that_have_diverged_are_refused_with_both_digests() -> None:
+    headers = [header(), header(round=1, shared_digest="old"), header(shared_digest="e")]
+    with pytest.raises(ExchangeRefused, match=r"after round 3 \(digests d and e\)") as refusal:
+        find_newest(headers, ("here", "late", "there"), "stop")
+    assert "clusters here and there" in str(refusal.value)
+
+
+def test_the_newest_state_is_that_of_the_last_round_and_there_of_the_last_meeting() -> None:
+    headers = [
+        header(round=2, met=9, shared_digest="a"),
+        header(),
+        header(met=4, shared_digest="c"),
+        header(),
+    ]
+    assert find_newest(headers, ("a", "b", "c", "d"), "stop") == (1, [0, 2])
+
+
 @pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"protocol": 99}, "protocol 99"),
-        ({"shared_digest": "e"}, "different shared weights after round 3"),
-    ],
+    ("digests", "expected"),
+    [("ab", (0, [1])), ("abb", (1, [0])), ("aabb", (0, [2, 3])), ("aaa", (0, []))],
 )
-def test_a_cluster_of_another_run_is_refused_by_name(changes: dict, reason: str) -> None:
-    with pytest.raises(ExchangeRefused, match=reason) as refusal:
-        check_headers([header(), header(**changes)], ("here", "there"))
-    assert "there" in str(refusal.value)
-
-
-def test_a_cluster_at_an_older_round_may_hold_other_weights() -> None:
-    check_headers([header(), header(round=1, shared_digest="e")], ("here", "there"))
+def test_of_diverged_clusters_the_state_of_the_more_goes_on(
+    digests: str, expected: tuple[int, list[int]]
+) -> None:
+    headers = [header(shared_digest=digest) for digest in digests]
+    assert find_newest(headers, tuple("abcd"[: len(digests)]), "resync") == expected

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,12 +11,11 @@ import torch
 
 from dsx.exchange.in_process import InProcessHub
 from dsx.exchange.interface import Membership
-from dsx.outer.engine import Interrupted, OuterEngine
+from dsx.outer.engine import Interrupted
 from dsx.outer.snapshot import EngineRecord, Snapshot
 from dsx.outer.state import Progress
-from dsx.outer.weights import ModuleWeights
 from dsx.settings.dsx_block import OuterSettings
-from tests.outer.lockstep import Cluster, together
+from tests.outer.lockstep import Cluster, Reader, together
 
 LOCAL_STEPS = 5
 STEPS = 27
@@ -54,15 +54,17 @@ class Gate:
         return getattr(self._inner, name)
 
 
-def make(settings: OuterSettings, count: int = 2) -> list[Cluster]:
+def make(
+    settings: OuterSettings, count: int = 2, stop_wanted: Callable[[], bool] = lambda: False
+) -> list[Reader]:
     hub = InProcessHub([f"c{i}" for i in range(count)], timeout_seconds=30)
     return [
-        Cluster(settings, Gate(hub.exchange(f"c{i}")), i)  # type: ignore[arg-type]
+        Reader(settings, Gate(hub.exchange(f"c{i}")), i, stop_wanted)  # type: ignore[arg-type]
         for i in range(count)
     ]
 
 
-def step(clusters: list[Cluster]) -> list[dict[str, torch.Tensor]]:
+def step(clusters: Sequence[Cluster]) -> list[dict[str, torch.Tensor]]:
     for cluster in clusters:
         cluster.train()
         cluster.keep(cluster.engine.advance(tokens=4, seconds=0.01))
@@ -71,7 +73,7 @@ def step(clusters: list[Cluster]) -> list[dict[str, torch.Tensor]]:
     return [cluster.weights() for cluster in clusters]
 
 
-def end(clusters: list[Cluster]) -> None:
+def end(clusters: Sequence[Cluster]) -> None:
     together(clusters, lambda cluster: cluster.engine.finish())
 
 
@@ -104,7 +106,7 @@ class Saved:
         cluster.engine.restore(self.snapshot)
 
 
-def go_on(settings: OuterSettings, saved: list[Saved]) -> list[Cluster]:
+def go_on(settings: OuterSettings, saved: list[Saved]) -> list[Reader]:
     clusters = make(settings, len(saved))
     for cluster, state in zip(clusters, saved, strict=True):
         state.into(cluster)
@@ -119,14 +121,14 @@ def assert_same(ours: list[dict[str, torch.Tensor]], theirs: list[dict[str, torc
             assert torch.equal(value, other[name]), name
 
 
-def hold(clusters: list[Cluster]) -> None:
+def hold(clusters: Sequence[Cluster]) -> None:
     """Whatever is launched from now on stays in the air."""
     for cluster in clusters:
         cluster.engine.wait_for_flight(30)
         cluster.exchange.open.clear()  # type: ignore[attr-defined]
 
 
-def release(clusters: list[Cluster]) -> None:
+def release(clusters: Sequence[Cluster]) -> None:
     """What is in the air comes to its end."""
     for cluster in clusters:
         cluster.exchange.open.set()  # type: ignore[attr-defined]
@@ -212,12 +214,8 @@ def test_a_cluster_asked_to_end_does_not_wait_for_the_others_and_loses_nothing(
     expected = [step(straight) for _ in range(STEPS)]
     end(straight)
 
-    stopped = make(settings)
     asked = threading.Event()
-    for cluster in stopped:
-        cluster.engine = OuterEngine(
-            settings, ModuleWeights(cluster.model), cluster.exchange, stop_wanted=asked.is_set
-        )
+    stopped = make(settings, stop_wanted=asked.is_set)
     together(stopped, lambda cluster: cluster.engine.start())
     for _ in range(2 * LOCAL_STEPS - 1):
         step(stopped)

@@ -4,7 +4,9 @@ from types import SimpleNamespace
 import pytest
 
 from dsx.cluster.engine import StepResult
+from dsx.outer.leases import Leases
 from dsx.outer.report import RoundReport
+from dsx.tracking.ledger import Ledger
 from dsx.tracking.tracker import Tracker
 from dsx.training import reporting
 from dsx.training.reporting import Reporter
@@ -27,6 +29,7 @@ def report(number: int, *participants: str) -> RoundReport:
         cosine=1.0,
         shared_digest="d",
         tokens_total=1,
+        leases=Leases(),
     )
 
 
@@ -36,7 +39,7 @@ def told(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_cluster_that_leaves_or_comes_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    reporter = Reporter(Tracker([]), "a", "int4")
+    reporter = Reporter(Tracker([]), Ledger(None, "a"), "a", "int4")
     for number, names in enumerate(["ab", "ab", "a", "a", "ac"], start=1):
         reporter.outer(report(number, *names))
     assert caplog.messages == [
@@ -48,7 +51,7 @@ def test_a_cluster_that_leaves_or_comes_is_named(caplog: pytest.LogCaptureFixtur
 def test_progress_is_told_at_most_every_ten_seconds(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reporter = Reporter(Tracker([]), "a", "int4")
+    reporter = Reporter(Tracker([]), Ledger(None, "a"), "a", "int4")
     reporter._steps = 1000
     for step, now in enumerate([50.0, 51.0, 59.9, 60.0, 69.0], start=1):
         monkeypatch.setattr(reporting, "time", SimpleNamespace(monotonic=lambda now=now: now))
@@ -60,5 +63,5 @@ def test_progress_is_told_at_most_every_ten_seconds(
 
 
 def test_the_held_out_loss_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    Reporter(Tracker([]), "a", "int4").evaluation(40, 2, 7.25, shared=True)
+    Reporter(Tracker([]), Ledger(None, "a"), "a", "int4").evaluation(40, 2, 7.25, shared=True)
     assert caplog.messages == ["held-out loss of the shared weights: 7.2500 (step 40, round 2)"]

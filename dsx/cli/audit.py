@@ -1,0 +1,34 @@
+"""`dsx audit`: what came of every token of a run."""
+
+import argparse
+import json
+from pathlib import Path
+
+HELP = "Account for every token that a run has trained."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--run",
+        dest="runs",  # `run` is the command itself.
+        metavar="DIR",
+        type=Path,
+        action="extend",
+        nargs="+",
+        required=True,
+        help="the run's folder (`dsx.run_dir`); several, where the clusters have one each",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0; 1 when tokens were passed over or trained twice, or the ledgers disagree."""
+    from dsx.tracking.audit import audit, table
+    from dsx.tracking.ledger import read_ledgers
+
+    result = audit(read_ledgers(args.runs))
+    if args.json:
+        print(json.dumps(result.as_json(), indent=1))
+    else:
+        print("\n".join(table(result)))
+    return 0 if result.is_clean else 1
