@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -13,20 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from dsx.bench.link.launches import COORDINATOR_PORT, coordinator_url, one_job, separate_clusters
-from dsx.bench.link.methods import NONE, Method, build_methods, run_overrides
+from dsx.bench.link.methods import NONE, Method, build_method, build_methods, run_overrides
 from dsx.bench.link.namespaces import SlowLink
 from dsx.bench.link.rows import measure
 from dsx.bench.link.watch import Watch
 from dsx.bench.machine import this_machine
 from dsx.cluster.supervise import run_clusters
-from dsx.errors import SettingsError
 from dsx.exchange.secret import RunSecret
-from dsx.settings import load_settings
+from dsx.settings import Settings, load_settings
 from dsx.tracking.events import read_events
 
 PAPER_RATIO = 390.0
 """Seconds of communication per second of computing, of the all-reduce that DiLoCoX is compared
 with: 107B parameters over 1 Gbit/s."""
+
+_PROBE_STEPS = 20
+"""Of all-reduce, to count what it sends in one."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,8 @@ def run_link_bench(bench: LinkBench, tell: Callable[[str], None] = lambda text: 
     Returns:
         a dict with `rows`, one per repeat and method (`dsx.bench.link.rows.measure` tells most
         keys). Besides these: `rate`, bits per second; `utilization`, tokens per second over those
-        of `none`; `over_allreduce`, the same over `allreduce` (None without it);
-        `loss_from`: "this run", or "unshaped link"; `machine`.
+        of `none` (their mean, where it was measured again); `over_allreduce`, the same over
+        `allreduce` (None without it); `loss_from`: "this run", or "unshaped link"; `machine`.
 
     Raises:
         SettingsError: the settings or a method's name are wrong.
@@ -77,10 +80,6 @@ def run_link_bench(bench: LinkBench, tell: Callable[[str], None] = lambda text: 
     """
     settings = load_settings(bench.deepspeed_config, bench.overrides)
     methods = build_methods(bench.methods, settings, bench.diloco_steps)
-    if bench.rate is None and "allreduce" not in bench.methods:
-        raise SettingsError(
-            "--match-paper takes the rate from a measured all-reduce; add allreduce to --methods"
-        )
     for method in methods:
         load_settings(bench.deepspeed_config, [*bench.overrides, *method.overrides])
     from dsx.training.preflight import preflight
@@ -94,7 +93,7 @@ def run_link_bench(bench: LinkBench, tell: Callable[[str], None] = lambda text: 
         secret.unlink(missing_ok=True)
         RunSecret.create(secret)
         with SlowLink(bench.clusters) as link, _coordinator(link, secret):
-            runs = _Runs(bench, settings.dsx.pipeline.stages, link, folder, tell)
+            runs = _Runs(bench, settings, link, folder, tell)
             rows = [row for repeat in range(bench.repeats) for row in _round(runs, methods, repeat)]
     return {
         "rows": rows,
@@ -109,29 +108,27 @@ def _round(runs: "_Runs", methods: Sequence[Method], repeat: int) -> list[dict[s
     """Every method once."""
     rows: list[dict[str, Any]] = []
     for method in methods:
-        # What computes the same on any link is brought to its end where that is quick.
-        full = None
-        if runs.bench.with_loss and method.speed_steps is not None and method.name != NONE:
-            full = runs.one(method, None, None)
-        if method.name == NONE:
-            row = runs.one(method, None, method.speed_steps)
-        else:
-            if runs.rate is None:
-                probe = full or runs.one(method, None, method.speed_steps)
-                runs.rate = _paper_rate(rows[0], probe)
-            row = runs.one(method, runs.rate, method.speed_steps)
-        row["repeat"] = repeat
-        row["loss_from"] = "this run"
+        if method.name != NONE and runs.rate is None:
+            allreduce = build_method("allreduce", runs.settings, runs.bench.diloco_steps)
+            probe = runs.one(allreduce, None, _PROBE_STEPS)
+            runs.rate = _paper_rate(rows[0], probe)
+        rate = None if method.name == NONE else runs.rate
+        row = runs.one(method, rate, method.speed_steps)
+        row |= {"repeat": repeat, "loss_from": "this run"}
         if method.speed_steps is not None:
+            # What computes the same on any link is brought to its end where that is quick.
+            full = None
+            if runs.bench.with_loss and method.name != NONE:
+                full = runs.one(method, None, None)
             row["loss"] = full["loss"] if full is not None else None
             row["loss_from"] = "unshaped link" if full is not None else None
         rows.append(row)
-    none = rows[0]["tokens_per_second"]
-    allreduce = next((r["tokens_per_second"] for r in rows if r["method"] == "allreduce"), None)
+    alone = statistics.mean(r["tokens_per_second"] for r in rows if r["method"] == NONE)
+    allreduce_speed = [r["tokens_per_second"] for r in rows if r["method"] == "allreduce"]
     for row in rows:
         speed = row["tokens_per_second"]
-        row["utilization"] = speed / none
-        row["over_allreduce"] = None if allreduce is None else speed / allreduce
+        row["utilization"] = speed / alone
+        row["over_allreduce"] = speed / allreduce_speed[0] if allreduce_speed else None
     return rows
 
 
@@ -148,7 +145,7 @@ class _Runs:
     """Starts one run after the other on the same link."""
 
     bench: LinkBench
-    stages: int
+    settings: Settings
     link: SlowLink
     folder: Path
     tell: Callable[[str], None]
@@ -162,16 +159,16 @@ class _Runs:
         """A run of `method` at `rate` (None: not shaped), of `steps` steps (None: all)."""
         self._made += 1
         run_dir = str(self.folder / f"{self._made}-{method.name}")
-        clusters = self.bench.clusters
+        clusters, stages = self.bench.clusters, self.settings.dsx.pipeline.stages
         overrides = run_overrides(method, steps, clusters, run_dir)
         words = ["--deepspeed_config", str(self.bench.deepspeed_config), "--checked"]
         words += ["--secret-file", str(self.folder / "run-secret")]
         words += [part for each in (*self.bench.overrides, *overrides) for part in ("--set", each)]
         if method.one_job:
-            launches = one_job(self.link, clusters, self.stages, words, run_dir)
+            launches = one_job(self.link, clusters, stages, words, run_dir)
         else:
             meeting = coordinator_url(self.link) if method.exchanges else None
-            launches = separate_clusters(self.link, clusters, self.stages, words, run_dir, meeting)
+            launches = separate_clusters(self.link, clusters, stages, words, run_dir, meeting)
         self.link.shape(rate)
         shaped = f"{rate / 1e6:.3f} Mbit/s" if rate is not None else "not shaped"
         self.tell(f"{method.name}: {'all' if steps is None else steps} steps, link {shaped}")

@@ -40,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--methods",
         default=",".join(METHODS),
         metavar="NAME,NAME",
-        help=f"which of {', '.join(METHODS)} (default: all)",
+        help=f"which of {', '.join(METHODS)} (default: all), in this order; `none`, which comes "
+        "first, may be given again to see what else the machine did",
     )
     parser.add_argument(
         "--diloco-steps",

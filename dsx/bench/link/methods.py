@@ -10,9 +10,9 @@ from dsx.settings import Settings
 
 METHODS = ("allreduce", "diloco-fp32", "diloco-fp16", "dsx")
 NONE = "none"
-"""No exchange at all: what utilization is a share of. Always measured."""
+"""No exchange at all: what utilization is a share of. Always measured first."""
 
-_FEW_STEPS = 60
+_STEPS_ALONE = 200
 """Enough to measure steps between which nothing is exchanged."""
 _ALLREDUCE_STEPS = 4
 """Of these the last two thirds count; each takes minutes where the link is slow."""
@@ -48,7 +48,7 @@ def build_method(name: str, settings: Settings, diloco_steps: int) -> Method:
         SettingsError: there is no such method.
     """
     if name == NONE:
-        return Method(name, (), speed_steps=_FEW_STEPS)
+        return Method(name, (), speed_steps=min(_STEPS_ALONE, settings.dsx.training.steps))
     if name == "allreduce":
         # The gradients travel as DeepSpeed's users send them. Replicas are clusters here, so a
         # batch size that is given for one cluster is not that of the job.
@@ -70,12 +70,12 @@ def build_method(name: str, settings: Settings, diloco_steps: int) -> Method:
         return Method(name, overrides, exchanges=True, speed_steps=_DILOCO_ROUNDS * diloco_steps)
     if name == "dsx":
         return Method(name, (), exchanges=True)
-    raise SettingsError(f"--methods {name}: there are {', '.join(METHODS)}")
+    raise SettingsError(f"--methods {name}: there are {', '.join((*METHODS, NONE))}")
 
 
 def build_methods(names: Sequence[str], settings: Settings, diloco_steps: int) -> list[Method]:
-    """`none` first, then the named ones in their order. Raises SettingsError."""
-    wanted = [NONE, *(name for name in names if name != NONE)]
+    """The named ones in their order, `none` before them. Raises SettingsError."""
+    wanted = names if names and names[0] == NONE else [NONE, *names]
     return [build_method(name, settings, diloco_steps) for name in wanted]
 
 

@@ -30,7 +30,7 @@ _CLONE_NEWNET = 0x40000000
 _PREFIX = "dsx-link-"
 _NETWORK = "10.83"
 _QUEUE_SECONDS = 0.2
-_LEAST_QUEUE = 64 * 1024
+_LEAST_QUEUE = 10 * 1514
 _LEAST_BURST = 3 * 1514
 _TICK_SECONDS = 0.004
 """Between two looks of the kernel's packet scheduler, at the least frequent: a bucket has to hold
