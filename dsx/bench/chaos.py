@@ -131,7 +131,8 @@ def run_chaos_bench(
             if tell is not None:
                 tell(
                     f"{number + 1:3} {row.kind}, {row.where}: together again after "
-                    f"{row.seconds:.1f} s, {row.stalled} rounds without a commit"
+                    f"{row.seconds:.1f} s, {row.stalled} rounds without a commit, stood still for "
+                    f"{row.stood:.1f} s"
                 )
         return chaos.finish()
 
@@ -147,6 +148,8 @@ class Row:
     """Until all clusters had committed a round together again."""
     stalled: int
     """Rounds that a survivor ended without a commit."""
+    stood: float
+    """Seconds for which a survivor's inner steps stood still in one round."""
 
 
 @dataclass
@@ -255,7 +258,8 @@ class Chaos:
         where = self._break(kind, victim, number, phase)
         self._together(time.time())
         stalled = max(site.stayed() - before[site.cluster] for site in survivors)
-        row = Row(kind, where, (victim.cluster,), time.time() - began, stalled)
+        stood = max(site.longest_wait(began) for site in survivors)
+        row = Row(kind, where, (victim.cluster,), time.time() - began, stalled, stood)
         self.rows.append(row)
         return row
 
@@ -391,11 +395,12 @@ def _print_table(result: dict[str, Any]) -> None:
     for row in result["rows"]:
         where = row["where"] if row["where"] in PHASES else ""
         kinds.setdefault((row["kind"], where), []).append(row)
-    print(f"{'fault':26} {'phase':28} {'times':>5} {'stalled':>8} {'slowest':>9}")
+    print(f"{'fault':32} {'phase':28} {'times':>5} {'stalled':>8} {'stood':>9} {'together':>9}")
     for (kind, phase), rows in sorted(kinds.items()):
         stalled = max(row["stalled"] for row in rows)
         slowest = max(row["seconds"] for row in rows)
-        print(f"{kind:26} {phase:28} {len(rows):5} {stalled:8} {slowest:7.1f} s")
+        stood = max(row["stood"] for row in rows)
+        print(f"{kind:32} {phase:28} {len(rows):5} {stalled:8} {stood:7.1f} s {slowest:7.1f} s")
     print(
         f"{result['faults']} faults, {result['rounds']} rounds; at most "
         f"{result['longest_stall_rounds']} rounds without a commit; digests "

@@ -126,6 +126,13 @@ class Site:
             for line in self.lines("outer")
         )
 
+    def longest_wait(self, since: float) -> float:
+        """Seconds for which inner steps stood still in one round, since a moment."""
+        return max(
+            (line["blocked_seconds"] for line in self.lines("outer") if line["time"] > since),
+            default=0.0,
+        )
+
     def stayed(self) -> int:
         """Rounds that ended without a commit here."""
         return self.text().count(_STAYS)

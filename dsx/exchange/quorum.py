@@ -118,17 +118,17 @@ class QuorumClient:
         self.replica = f"{cluster}:{uuid.uuid4()}"
         self._store = store
         self._coordinator = coordinator
-        self._connect = timedelta(seconds=connect_seconds)
+        connect = timedelta(seconds=connect_seconds)
         try:
-            self._heart = self._client()
-            self._heart.heartbeat(self.replica, self._connect)
+            self._heart = LighthouseClient(coordinator, connect_timeout=connect)
+            self._heart.heartbeat(self.replica, connect)
         except Exception as error:
             raise ExchangeError(
                 f"the coordinator at {coordinator} can't be reached: {error}; start one with "
                 "`dsx coordinator --bind HOST:PORT` and give its address to --coordinator"
             ) from error
         self._reached = time.monotonic()
-        self._told = False
+        self._away = False
 
     def beat(self, silence: float) -> None:
         """Tell the coordinator that this cluster is there, unless a rank of it has stopped."""
@@ -139,14 +139,14 @@ class QuorumClient:
         try:
             self._heart.heartbeat(self.replica, timedelta(seconds=SILENCE_SECONDS))
         except Exception as error:
-            if not self._told:
+            if not self._away:
                 log.warning("the coordinator at %s does not answer: %s", self._coordinator, error)
-            self._told = True
+            self._away = True
             return
         self._reached = time.monotonic()
-        if self._told:
+        if self._away:
             log.warning("the coordinator at %s answers again", self._coordinator)
-        self._told = False
+        self._away = False
 
     def ask(self, connection: str, seconds: float) -> Meeting:
         """Wait for the other clusters that are there.
@@ -157,12 +157,15 @@ class QuorumClient:
         Raises:
             ExchangeError: no answer within `seconds`, or the coordinator can't be reached.
         """
+        if self._away:
+            raise ExchangeError(f"the coordinator at {self._coordinator} does not answer")
         answer: list[Any] = []
         done = threading.Event()
 
         def request() -> None:
             try:
-                client = self._client()
+                limit = timedelta(seconds=SILENCE_SECONDS)
+                client = LighthouseClient(self._coordinator, connect_timeout=limit)
                 answer.append(
                     client.quorum(
                         self.replica,
@@ -188,9 +191,6 @@ class QuorumClient:
         if isinstance(found, Exception):
             raise ExchangeError(f"no quorum of clusters was reached: {found}")
         return _meeting(found)
-
-    def _client(self) -> LighthouseClient:
-        return LighthouseClient(self._coordinator, connect_timeout=self._connect)
 
 
 def _meeting(quorum: Any) -> Meeting:

@@ -19,6 +19,8 @@ class Deadlines:
     def __init__(self, settings: OuterSettings) -> None:
         self._patience = settings.patience
         self.longest = settings.timeout_seconds
+        self.shortest = min(_SHORTEST_SECONDS, self.longest)
+        """Seconds for a coordinator that does not answer."""
         self.header = min(_HEADER_SECONDS, self.longest)
         """Seconds for a connection to the others, and for a header."""
 

@@ -395,6 +395,8 @@ class OuterEngine:
         flight = own.flight
         assert flight is not None
         self._await(flight.future)
+        self._reporter.blocked_seconds += time.perf_counter() - began
+        began = time.perf_counter()
         own.flight = None
         outcome = flight.future.result()
         own.tokens += outcome.unsent_tokens

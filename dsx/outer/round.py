@@ -185,7 +185,9 @@ class RoundExchange:
                 # somebody like that, and goes on when that one has left.
                 if refused and contribution.starting:
                     raise
-                late = time.monotonic() - began > limit
+                # Who was met is tried again; a coordinator that is away is not waited for as long.
+                most = min(limit, self._deadlines.shortest) if self._met_nobody else limit
+                late = time.monotonic() - began > most
                 vote, _ = self._exchange.agree(Vote.FAILED if late else Vote.YES)
                 if vote is Vote.FAILED:
                     if refused:
