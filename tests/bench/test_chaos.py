@@ -8,6 +8,7 @@ import pytest
 
 from dsx.bench.chaos import Chaos, Row
 from dsx.settings import load_settings
+from dsx.tracking.events import RunEvent, of_kind, read_events
 from tests.bench.test_overhead import settings_file
 
 
@@ -30,6 +31,13 @@ class Broken:
             ):
                 self.rows[kind] = chaos.break_at(kind, victim, number, phase)
             self.result: dict[str, Any] = chaos.finish()
+            (begun, *_) = of_kind(read_events(chaos.run_dir), RunEvent)
+            self.round_tokens = (
+                begun.settings["train_micro_batch_size_per_gpu"]
+                * begun.settings["gradient_accumulation_steps"]
+                * begun.settings["dsx"]["data"]["seq_len"]
+                * begun.settings["dsx"]["outer"]["local_steps"]
+            )
             self.logs = {site.cluster: site.text() for site in chaos.sites}
         finally:
             chaos.end()
@@ -49,6 +57,16 @@ class TestBroken:
 
     def test_nobody_is_held_up_for_more_than_two_rounds(self, broken: Broken) -> None:
         assert all(row.stalled <= 2 for row in broken.rows.values())
+
+    def test_every_token_has_one_fate(self, broken: Broken) -> None:
+        audit = broken.result["audit"]
+        assert audit["problems"] == []
+        assert audit["never_trained"] == audit["trained_twice"] == 0
+        # One failure each: c0 is killed, c1 stopped for longer than it may stay away. What they had
+        # trained since the last committed round is lost: one on the wire, one under way.
+        for fate in audit["clusters"].values():
+            assert fate["pending"] == 0
+            assert 0 <= fate["lost"] <= 2 * broken.round_tokens
 
     def test_a_full_disk_costs_a_checkpoint_and_nothing_else(self, broken: Broken) -> None:
         assert "could not be written" in broken.logs["c0"]
