@@ -31,7 +31,6 @@ class CodecTable:
         settings: Codec by kind of tensor.
         seed: The run's seed.
         vocab_size: Rows of the embedding matrix; None where there is none.
-        compiled: As in `build_codec`.
     """
 
     def __init__(
@@ -39,12 +38,10 @@ class CodecTable:
         settings: CompressionSettings,
         seed: int = 0,
         vocab_size: int | None = None,
-        compiled: bool = False,
     ) -> None:
         self._vocab_size = vocab_size
-        self._compiled = compiled
         self._codecs: dict[Kind, Codec] = {
-            kind: build_codec(getattr(settings, kind), seed, compiled)
+            kind: build_codec(getattr(settings, kind), seed)
             for kind in ("matrices", "embeddings", "vectors")
         }
         self._staged: dict[str, Codec] = {}
@@ -111,7 +108,7 @@ class CodecTable:
         Raises:
             ExchangeError: the body is unsound; `out` then holds anything.
         """
-        codec = build_codec(message.codec, compiled=self._compiled)
+        codec = build_codec(message.codec)
         return codec.decode(message.body, message.shape, out)
 
     def commit(self) -> None:
