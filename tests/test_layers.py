@@ -32,7 +32,7 @@ DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 ONLY_IN = {
     "deepspeed": ("cluster/", "bench/bare.py"),
     "transformers": ("models/", "data/tokenizer.py", "bench/bare.py"),
-    "torchft": ("exchange/",),
+    "torchft": ("exchange/", "bench/link/torchft_rank.py"),
     "wandb": ("tracking/wandb.py",),
 }
 # What the console entry and the settings need must stay quick to import.

@@ -11,6 +11,7 @@ BENCHES = {
     "secret": "What it costs to authenticate a message, against sending and copying it.",
     "checkpoint": "What a checkpoint costs, against an inner step and a plain file copy.",
     "link": "Tokens per second over a slow link, against the same clusters without an exchange.",
+    "peers": "torchft's own DiLoCo beside dsx: the same model, data, rounds and slow link.",
     "scale": "Exchange time, bytes and memory as the number of clusters grows.",
     "resume": "Runs that are stopped and brought back, against runs that never stopped.",
     "chaos": "A run that is broken again and again, and what comes of it.",

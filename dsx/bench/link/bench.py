@@ -8,12 +8,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dsx.bench.link.launches import COORDINATOR_PORT, coordinator_url, one_job, separate_clusters
+from dsx.bench.link.launches import (
+    COORDINATOR_PORT,
+    LIGHTHOUSE_PORT,
+    coordinator_url,
+    one_job,
+    separate_clusters,
+    torchft_clusters,
+)
 from dsx.bench.link.methods import NONE, Method, build_method, build_methods, run_overrides
 from dsx.bench.link.namespaces import SlowLink
 from dsx.bench.link.rows import measure
@@ -161,20 +168,25 @@ class _Runs:
         run_dir = str(self.folder / f"{self._made}-{method.name}")
         clusters, stages = self.bench.clusters, self.settings.dsx.pipeline.stages
         overrides = run_overrides(method, steps, clusters, run_dir)
-        words = ["--deepspeed_config", str(self.bench.deepspeed_config), "--checked"]
-        words += ["--secret-file", str(self.folder / "run-secret")]
+        words = ["--deepspeed_config", str(self.bench.deepspeed_config)]
         words += [part for each in (*self.bench.overrides, *overrides) for part in ("--set", each)]
-        if method.one_job:
-            launches = one_job(self.link, clusters, stages, words, run_dir)
+        checked = [*words, "--checked", "--secret-file", str(self.folder / "run-secret")]
+        serving: AbstractContextManager[None] = nullcontext()
+        if method.torchft:
+            launches = torchft_clusters(self.link, clusters, words, run_dir)
+            serving = _lighthouse(self.link, clusters)
+        elif method.one_job:
+            launches = one_job(self.link, clusters, stages, checked, run_dir)
         else:
             meeting = coordinator_url(self.link) if method.exchanges else None
-            launches = separate_clusters(self.link, clusters, stages, words, run_dir, meeting)
+            launches = separate_clusters(self.link, clusters, stages, checked, run_dir, meeting)
         self.link.shape(rate)
         shaped = f"{rate / 1e6:.3f} Mbit/s" if rate is not None else "not shaped"
         self.tell(f"{method.name}: {'all' if steps is None else steps} steps, link {shaped}")
         watch = Watch(self.link)
         started = time.time()
-        run_clusters(launches, watch)
+        with serving:
+            run_clusters(launches, watch)
         row = measure(method.name, read_events(run_dir), started, watch, clusters)
         return {**row, "rate": rate}
 
@@ -190,14 +202,25 @@ def _folder(given: Path | None) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@contextmanager
-def _coordinator(link: SlowLink, secret: Path) -> Iterator[None]:
+def _coordinator(link: SlowLink, secret: Path) -> AbstractContextManager[None]:
     """`dsx coordinator` at the hub."""
-    command = [*link.inside(None), sys.executable, "-m", "dsx.cli.main", "coordinator"]
     bind = f"{link.hub_address}:{COORDINATOR_PORT}"
+    words = ["coordinator", "--bind", bind, "--secret-file", str(secret)]
+    return _serving(link, [sys.executable, "-m", "dsx.cli.main", *words])
+
+
+def _lighthouse(link: SlowLink, clusters: int) -> AbstractContextManager[None]:
+    """torchft's own meeting point at the hub."""
+    command = str(Path(sys.executable).parent / "torchft_lighthouse")
+    bind = f"{link.hub_address}:{LIGHTHOUSE_PORT}"
+    return _serving(link, [command, "--bind", bind, "--min_replicas", str(clusters)])
+
+
+@contextmanager
+def _serving(link: SlowLink, command: Sequence[str]) -> Iterator[None]:
     process = subprocess.Popen(
-        [*command, "--bind", bind, "--secret-file", str(secret)],
-        env={**os.environ, **link.environment},
+        [*link.inside(None), *command],
+        env={"RUST_LOG": "warn", **os.environ, **link.environment},
         stdout=subprocess.DEVNULL,
     )
     try:

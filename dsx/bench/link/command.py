@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dsx.bench.link.bench import LinkBench, run_link_bench
-from dsx.bench.link.methods import METHODS
+from dsx.bench.link.methods import METHODS, TORCHFT
 from dsx.bench.link.namespaces import network_rights
 from dsx.cluster.supervise import Stopped
 from dsx.errors import SettingsError
@@ -23,13 +23,7 @@ QUICKSTART = "configs/quickstart.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--deepspeed_config", default=QUICKSTART, metavar="FILE")
-    parser.add_argument(
-        "--set", dest="overrides", nargs="+", action="extend", default=[], metavar="KEY=VALUE"
-    )
-    parser.add_argument("--clusters", type=int, default=2, metavar="N")
-    rate = parser.add_mutually_exclusive_group(required=True)
-    rate.add_argument("--rate", metavar="2mbit", help="of each cluster's line, in each direction")
+    rate = add_common_arguments(parser)
     rate.add_argument(
         "--match-paper",
         action="store_true",
@@ -40,9 +34,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--methods",
         default=",".join(METHODS),
         metavar="NAME,NAME",
-        help=f"which of {', '.join(METHODS)} (default: all), in this order; `none`, which comes "
-        "first, may be given again to see what else the machine did",
+        help=f"which of {', '.join((*METHODS, TORCHFT))} (default: all but the last), in this "
+        "order; `none`, which comes first, may be given again to see what else the machine did",
     )
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+    """What `dsx bench link` and `dsx bench peers` share; the group that holds the rate."""
+    parser.add_argument("--deepspeed_config", default=QUICKSTART, metavar="FILE")
+    parser.add_argument(
+        "--set", dest="overrides", nargs="+", action="extend", default=[], metavar="KEY=VALUE"
+    )
+    parser.add_argument("--clusters", type=int, default=2, metavar="N")
+    rate = parser.add_mutually_exclusive_group(required=True)
+    rate.add_argument("--rate", metavar="2mbit", help="of each cluster's line, in each direction")
     parser.add_argument(
         "--diloco-steps",
         type=int,
@@ -59,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="keep the runs there (default: in none)"
     )
+    return rate
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -67,14 +73,21 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         DsxError: as `run_link_bench`.
     """
+    return compare(arguments, arguments.methods.split(","))
+
+
+def compare(
+    arguments: argparse.Namespace, methods: Sequence[str], overrides: Sequence[str] = ()
+) -> int:
+    """As `run`, for these methods, with `overrides` before the arguments' own."""
     if arguments.clusters < 2:
         raise SettingsError(f"--clusters is {arguments.clusters}; a link joins two or more")
     bench = LinkBench(
         arguments.deepspeed_config,
-        arguments.overrides,
+        [*overrides, *arguments.overrides],
         arguments.clusters,
         read_rate(arguments.rate, "--rate") if arguments.rate is not None else None,
-        arguments.methods.split(","),
+        methods,
         arguments.diloco_steps,
         arguments.repeats,
         not arguments.speed_only,

@@ -1,15 +1,18 @@
 """The commands of one run on a slow link: real `deepspeed` launches, each in its place."""
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from dsx.bench.link.namespaces import INTERFACE, SlowLink
 from dsx.bench.link.watch import CLUSTER
-from dsx.cluster.launch import ClusterLaunch, cluster_names, plan_launches
+from dsx.cluster.launch import ClusterLaunch, cluster_names, plan_launches, usable_cores
 from dsx.tracking.progress import log_path
 
 COORDINATOR_PORT = 29510
+LIGHTHOUSE_PORT = 29511
 _MASTER_PORT = 29500
 """Every cluster has ports of its own."""
 
@@ -66,6 +69,25 @@ def one_job(
         )
         log = log_path(run_dir, name if rank == 0 else f"{name}-rank-{rank}")
         launch = ClusterLaunch(f"c{cluster}-{stage}", command, base.environment, log)
+        launches.append(_placed(launch, link, cluster, INTERFACE))
+    return launches
+
+
+def torchft_clusters(
+    link: SlowLink, clusters: int, settings_arguments: Sequence[str], run_dir: str
+) -> list[ClusterLaunch]:
+    """torchft's own DiLoCo: a process per cluster, all of which meet at torchft's lighthouse."""
+    launches = []
+    for cluster, name in enumerate(cluster_names(clusters)):
+        command = (
+            *(sys.executable, "-m", "dsx.bench.link.torchft_rank", *settings_arguments),
+            *("--cluster", name, "--place", str(cluster), "--clusters", str(clusters)),
+            *("--lighthouse", f"http://{link.hub_address}:{LIGHTHOUSE_PORT}"),
+            *("--address", link.address(cluster)),
+        )
+        environment = {**os.environ, "DS_ACCELERATOR": "cpu", "RANK": "0"}
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // clusters)))
+        launch = ClusterLaunch(name, command, environment, log_path(run_dir, name))
         launches.append(_placed(launch, link, cluster, INTERFACE))
     return launches
 

@@ -12,6 +12,9 @@ METHODS = ("allreduce", "diloco-fp32", "diloco-fp16", "dsx")
 NONE = "none"
 """No exchange at all: what utilization is a share of. Always measured first."""
 
+TORCHFT = "torchft"
+"""torchft's own DiLoCo, for clusters of one rank."""
+
 _STEPS_ALONE = 200
 """Enough to measure steps between which nothing is exchanged."""
 _ALLREDUCE_STEPS = 4
@@ -31,6 +34,8 @@ class Method:
     """The outer engine exchanges between the clusters."""
     one_job: bool = False
     """One DeepSpeed job spans the clusters: its replicas are the clusters."""
+    torchft: bool = False
+    """Not dsx but torchft trains, with `dsx.outer`'s round, outer rate and momentum."""
     speed_steps: int | None = None
     """Inner steps that suffice to measure the speed, where the result does not depend on it: the
     loss then comes from a run of full length on a link that is not shaped. None: a run of full
@@ -55,8 +60,13 @@ def build_method(name: str, settings: Settings, diloco_steps: int) -> Method:
         sent = ("communication_data_type=bf16",) if settings.bf16.enabled else ()
         batch = ("train_batch_size=null",)
         return Method(name, batch + sent, one_job=True, speed_steps=_ALLREDUCE_STEPS)
-    if name in ("diloco-fp32", "diloco-fp16"):
-        codec = "none" if name == "diloco-fp32" else "fp16"
+    if name == TORCHFT and settings.dsx.pipeline.stages != 1:
+        raise SettingsError(
+            "torchft's DiLoCo wraps one module in one process, but dsx.pipeline.stages is "
+            f"{settings.dsx.pipeline.stages}; --set dsx.pipeline.stages=1 for all methods"
+        )
+    if name in ("diloco-fp32", "diloco-fp16", TORCHFT):
+        codec = "fp16" if name == "diloco-fp16" else "none"
         outer: dict[str, Any] = {
             "local_steps": diloco_steps,
             "delay": 0,
@@ -67,10 +77,16 @@ def build_method(name: str, settings: Settings, diloco_steps: int) -> Method:
             "adapt": {},
         }
         overrides = tuple(f"dsx.outer.{key}={json.dumps(value)}" for key, value in outer.items())
-        return Method(name, overrides, exchanges=True, speed_steps=_DILOCO_ROUNDS * diloco_steps)
+        return Method(
+            name,
+            overrides,
+            exchanges=name != TORCHFT,
+            torchft=name == TORCHFT,
+            speed_steps=_DILOCO_ROUNDS * diloco_steps,
+        )
     if name == "dsx":
         return Method(name, (), exchanges=True)
-    raise SettingsError(f"--methods {name}: there are {', '.join((*METHODS, NONE))}")
+    raise SettingsError(f"--methods {name}: there are {', '.join((*METHODS, TORCHFT, NONE))}")
 
 
 def build_methods(names: Sequence[str], settings: Settings, diloco_steps: int) -> list[Method]:
