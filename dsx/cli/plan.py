@@ -3,9 +3,11 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from dsx.cli.common import add_settings_arguments, count, seconds
 from dsx.errors import SettingsError
+from dsx.settings import Settings
 
 HELP = "Say what a run needs and how fast it will be, before a GPU is rented."
 
@@ -13,14 +15,13 @@ HELP = "Say what a run needs and how fast it will be, before a GPU is rented."
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings_arguments(parser)
     parser.add_argument("--clusters", type=count, default=2, metavar="N", help="default: 2")
-    parser.add_argument("--gpus-per-cluster", type=count, required=True, metavar="N")
+    parser.add_argument("--gpus-per-cluster", type=count, metavar="N")
     parser.add_argument(
         "--gpu",
-        required=True,
         metavar="NAME",
         help="as a800-40g, or memory=80gb,tflops=312,..., or a JSON file with those keys",
     )
-    parser.add_argument("--link", required=True, metavar="1gbit", help="of each cluster")
+    parser.add_argument("--link", metavar="1gbit", help="of each cluster")
     parser.add_argument("--latency", default="0s", metavar="50ms", help="one way; default: none")
     parser.add_argument("--tokens", metavar="1t", help="of the whole run: days and cost")
     parser.add_argument("--price", type=float, metavar="USD", help="of a GPU and hour")
@@ -39,22 +40,62 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the planned settings")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    other = parser.add_argument_group("instead of a plan").add_mutually_exclusive_group()
+    other.add_argument(
+        "--figure",
+        type=Path,
+        metavar="FILE.svg",
+        help="draw this model and three others on 2 to 64 clusters, 0.1 to 10 Gbit/s",
+    )
+    other.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="lay out --stage and run the outer engine on one of its real layers",
+    )
+    other.add_argument(
+        "--validate",
+        action="store_true",
+        help="run `dsx bench link` for three models and three rates (as root), and set predictions "
+        "beside it; exit code 1 when one misses its bound",
+    )
+    parser.add_argument(
+        "--from",
+        dest="measured",
+        type=Path,
+        metavar="FILE",
+        help="of --validate: what --json has written before, instead of measuring",
+    )
+    parser.add_argument("--stage", type=int, default=0, metavar="N", help="of --dry-run; default 0")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan and print.
+    """Plan, or whatever is asked for instead, and print.
 
     Raises:
         SettingsError: settings or arguments are wrong, or nothing fits.
         ModelError: the model can't be split or counted.
     """
     from dsx.settings.loading import apply_override, parse_settings, read_json
-    from dsx.settings.units import read_count, read_rate, read_seconds
 
     raw = read_json(arguments.deepspeed_config)
     for override in arguments.overrides:
         apply_override(raw, override)
     settings = parse_settings(raw, source=arguments.deepspeed_config)
+    if arguments.figure:
+        return _figure(arguments, raw)
+    if arguments.dry_run:
+        return _dry_run(arguments, settings)
+    if arguments.validate:
+        return _validate(arguments)
+    return _plan(arguments, raw, settings)
+
+
+def _plan(arguments: argparse.Namespace, raw: dict[str, Any], settings: Settings) -> int:
+    from dsx.settings.units import read_count, read_rate, read_seconds
+
+    missing = [o for o in ("gpus_per_cluster", "gpu", "link") if getattr(arguments, o) is None]
+    if missing:
+        raise SettingsError(f"--{missing[0].replace('_', '-')} is missing; a plan needs it")
     if arguments.mfu is not None and not 0 < arguments.mfu <= 1:
         raise SettingsError(f"--mfu {arguments.mfu:g}: give a share above 0 and up to 1")
 
@@ -93,3 +134,51 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.write:
         print(f"wrote {arguments.write}")
     return 0
+
+
+def _figure(arguments: argparse.Namespace, raw: dict[str, Any]) -> int:
+    from dsx.planning.figure import draw
+    from dsx.planning.scale import as_rows, points, table
+
+    found = points(raw)
+    draw(found, arguments.figure)
+    if arguments.json:
+        print(json.dumps({"rows": as_rows(found)}, allow_nan=False))
+        return 0
+    from rich.console import Console
+
+    Console(width=160).print(table(found))
+    print(f"wrote {arguments.figure}")
+    return 0
+
+
+def _dry_run(arguments: argparse.Namespace, settings: Settings) -> int:
+    from dataclasses import asdict
+
+    from dsx.models.config import load_config
+    from dsx.models.plan import ModelPlan
+    from dsx.planning.dry_run import dry_run
+
+    model = ModelPlan(load_config(settings.dsx.model))
+    found = dry_run(settings, model, settings.dsx.pipeline.stages, arguments.stage)
+    if arguments.json:
+        print(json.dumps(asdict(found)))
+    else:
+        print("\n".join(f"{key:20} {value}" for key, value in asdict(found).items()))
+    return 0
+
+
+def _validate(arguments: argparse.Namespace) -> int:
+    from dsx.planning.validate import MODELS, checks, measure, read_measured, table
+
+    if arguments.measured:
+        measured = read_measured(arguments.measured)
+    else:
+        measured = measure(arguments.deepspeed_config, arguments.overrides, list(MODELS))
+    if arguments.json:
+        print(json.dumps(measured))
+    found = list(checks(measured))
+    from rich.console import Console
+
+    Console(width=140, stderr=arguments.json).print(table(found))
+    return 0 if all(check.holds for check in found) else 1

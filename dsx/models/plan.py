@@ -89,17 +89,31 @@ class ModelPlan:
         """Deals the layers out to `stages` stages; see `split_layers`. Raises ModelError."""
         return split_layers(self._counts, stages, how)
 
+    def part_of(self, name: str) -> "str | int | None":
+        """ "embedding", the index of a layer, or "head": where a state-dict name belongs."""
+        return self._owner(name)
+
     def stage_shapes(self, stage: StageRange) -> dict[str, torch.Size]:
         """Names and shapes of the parameters of `stage`, a tied matrix with the first stage only:
         what the ranks of that stage exchange with other clusters."""
-        own = set(range(stage.start, stage.stop)) | ({"embedding"} if stage.is_first else set())
-        own |= {"head"} if stage.is_last else set()
-        return {
-            name: shape
-            for name, shape in self.parameter_shapes.items()
-            if (name != self.tied_name and self._owner(name) in own)
-            or (name == self.tied_name and stage.is_first)
-        }
+        parts: list[str | int] = [*range(stage.start, stage.stop)]
+        parts = [*["embedding"] * stage.is_first, *parts, *["head"] * stage.is_last]
+        shapes: dict[str, torch.Size] = {}
+        for part in parts:
+            shapes |= self._shapes_of.get(part, {})
+        if self.tied_name is not None:
+            shapes.pop(self.tied_name, None)
+            if stage.is_first:
+                shapes[self.tied_name] = self.parameter_shapes[self.tied_name]
+        return shapes
+
+    @cached_property
+    def _shapes_of(self) -> dict[str | int | None, dict[str, torch.Size]]:
+        """Names and shapes of each part of the model."""
+        parts: dict[str | int | None, dict[str, torch.Size]] = {}
+        for name, shape in self.parameter_shapes.items():
+            parts.setdefault(self._owner(name), {})[name] = shape
+        return parts
 
     def build_stage(
         self, stage: StageRange, seed: int | None, activation_checkpointing: bool = False

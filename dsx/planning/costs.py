@@ -1,14 +1,19 @@
 """What each part of a model costs, so that any stage of any layout is a sum."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 import torch
 
+from dsx.cluster.ownership import assign_owners
 from dsx.models.partition import StageRange
 from dsx.models.plan import ModelPlan
 from dsx.models.shrink import shallow
 from dsx.planning.trace import Cost, trace
+
+Partition = Literal["parameters", "uniform"] | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class ModelCosts:
         self._kinds = plan.layer_kinds
         self._few = ModelPlan(shallow(plan.config))
         self._trace = cache(self._traced)
+        self._split = cache(plan.partition)
+        self._owned = cache(self._most_owned)
         counts = plan.parameter_counts()
         self._counts = counts
 
@@ -60,6 +67,21 @@ class ModelCosts:
         own = sum(counts.layers[stage.start : stage.stop])
         own += counts.embedding * stage.is_first + counts.head * stage.is_last
         return own - counts.tied * (stage.is_first and stage.is_last)
+
+    def owned(self, stage: StageRange, replicas: int) -> int:
+        """Parameters of the exchange that the replica with most of this stage owns."""
+        return self._owned(stage, replicas)
+
+    def split(self, stages: int, how: Partition) -> list[StageRange]:
+        """As `ModelPlan.partition`."""
+        return self._split(stages, how if isinstance(how, str) else tuple(how))
+
+    def _most_owned(self, stage: StageRange, replicas: int) -> int:
+        sizes = {n: s.numel() for n, s in self.plan.stage_shapes(stage).items()}
+        load = [0] * replicas
+        for name, owner in assign_owners(sizes, replicas).items():
+            load[owner] += sizes[name]
+        return max(load)
 
     def stage(self, stage: StageRange, micro_batch: int, checkpointing: bool) -> StageCost:
         """Cost of one micro-batch of `micro_batch` sequences on `stage`."""

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from dsx.planning.costs import ModelCosts, StageCost
 from dsx.planning.hardware import Gpu
-from dsx.planning.memory import DeviceMemory, HostMemory, device_memory, host_memory, owned_most
+from dsx.planning.memory import DeviceMemory, HostMemory, device_memory, host_memory
 from dsx.planning.time import StepTime, pipeline, ring
 from dsx.settings.settings import Settings
 
@@ -127,7 +127,7 @@ def plan_layout(
     how = settings.dsx.pipeline.partition
     if isinstance(how, list) and len(how) != layout.stages:
         how = "parameters"
-    stages = costs.plan.partition(layout.stages, how)
+    stages = costs.split(layout.stages, how)
     stage_costs = tuple(
         costs.stage(stage, layout.micro_batch, layout.checkpointing) for stage in stages
     )
@@ -137,12 +137,7 @@ def plan_layout(
         for cost in stage_costs
     )
     residual = settings.dsx.outer.own_residual == "all"
-    host = tuple(
-        host_memory(
-            owned_most(list(costs.plan.stage_shapes(stage).values()), layout.replicas), residual
-        )
-        for stage in stages
-    )
+    host = tuple(host_memory(costs.owned(stage, layout.replicas), residual) for stage in stages)
     step = _step(settings, layout, machine, stage_costs, hidden)
     return LayoutPlan(layout, machine, stage_costs, memory, host, step)
 

@@ -7,10 +7,7 @@ and without checkpointing, are traced (`dsx.planning.trace`), not derived from a
 (arXiv 2205.05198 has one for GPT).
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-
-import torch
 
 from dsx.planning.costs import StageCost
 from dsx.settings.settings import Settings
@@ -93,11 +90,3 @@ def host_memory(owned: int, own_residual: bool) -> HostMemory:
     """Of a rank that owns `owned` parameters of the exchange."""
     copy = 4.0 * owned
     return HostMemory(shared=2 * copy, feedback=copy, exchange=(5 if own_residual else 4) * copy)
-
-
-def owned_most(shapes: Sequence[torch.Size], replicas: int) -> int:
-    """Parameters of the replica that owns most of a stage, whole tensors dealt out."""
-    load = [0] * replicas
-    for size in sorted((shape.numel() for shape in shapes), reverse=True):
-        load[load.index(min(load))] += size
-    return max(load)

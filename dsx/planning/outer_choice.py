@@ -51,10 +51,8 @@ def outer_plan(
     outer: OuterSettings, traffic: Traffic, owned: int, clusters: int, link: Link, step: float
 ) -> OuterPlan:
     """`owned`: parameters of the rank that owns most; `step`: seconds of an inner step."""
-    rate = CODEC_BYTES_PER_SECOND.get(outer.compression.matrices.type, 1e9)
-    coding = 4 * owned * (1 + min(clusters, 2)) / rate
     on_link = link.seconds(traffic.bytes, traffic.roundtrips)
-    exchange = on_link + coding
+    exchange = on_link + codec_seconds(outer, owned, clusters)
     boundary = _BOUNDARY_PASSES * 4 * owned / HOST_BYTES_PER_SECOND
     time = round_time(step, outer.local_steps, outer.delay, exchange, boundary)
     return OuterPlan(
@@ -66,6 +64,12 @@ def outer_plan(
         time,
         nearest(outer, time.delay),
     )
+
+
+def codec_seconds(outer: OuterSettings, parameters: int, clusters: int) -> float:
+    """To encode one update and to decode those of two clusters, or two means, on one thread."""
+    rate = CODEC_BYTES_PER_SECOND.get(outer.compression.matrices.type, 1e9)
+    return 4 * parameters * (1 + min(clusters, 2)) / rate
 
 
 def shortest_round(exchange: float, step: float, least: int, share: float) -> int:

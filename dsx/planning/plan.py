@@ -1,6 +1,6 @@
 """From a settings file, clusters, GPUs and a link to a whole plan."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -12,7 +12,6 @@ from dsx.planning.exchange import Traffic, round_traffic
 from dsx.planning.hardware import UTILIZATION, Gpu
 from dsx.planning.infeasible import explain
 from dsx.planning.layout import Layout, LayoutPlan, Machine, layout_as_set, layouts, plan_layout
-from dsx.planning.memory import owned_most
 from dsx.planning.methods import PUBLISHED_RANK, MethodPlan, method_plan, others
 from dsx.planning.outer_choice import OuterPlan, candidates, compressions, outer_plan
 from dsx.planning.time import Link
@@ -52,7 +51,6 @@ class Plan:
 
     request: Request
     parameters: int
-    utilization: float
     chosen: LayoutPlan
     outer: OuterPlan
     methods: tuple[MethodPlan, ...]
@@ -77,6 +75,7 @@ class Planner:
         self.model = ModelPlan(load_config(settings.dsx.model))
         dtype = torch.bfloat16 if settings.bf16.enabled else torch.float32
         self.costs = ModelCosts(self.model, settings.dsx.data.seq_len, dtype)
+        self._known: dict[tuple[Layout, str, int], Traffic] = {}
 
     def plan(self, request: Request) -> Plan:
         """The fastest layout that fits, with outer settings that hide on the link.
@@ -85,12 +84,12 @@ class Planner:
             SettingsError: nothing fits, or the batch can't be dealt out; it says what to change.
             ModelError: the model can't be split or counted.
         """
-        settings = request.settings
-        utilization = self._utilization(request)
-        machine = Machine(request.gpu, utilization)
-        chosen = self._layout(request, machine)
+        return self.complete(request, self.layout(request))
+
+    def complete(self, request: Request, chosen: LayoutPlan) -> Plan:
+        """The plan of `request` with a layout that is chosen already."""
         outer = self.outer(request, chosen)
-        tokens = chosen.layout.sequences * settings.dsx.data.seq_len
+        tokens = chosen.layout.sequences * request.settings.dsx.data.seq_len
         step, all_tokens = chosen.step.seconds, tokens * request.clusters
         own = method_plan(
             "dsx",
@@ -103,9 +102,9 @@ class Planner:
             outer.boundary_seconds,
         )
         parameters = self.model.parameter_counts().total
-        published = self._traffic(chosen.layout, _PUBLISHED, request.clusters)
+        published = self._traffic(chosen, _PUBLISHED, request.clusters)
         rest = others(parameters, request.clusters, step, all_tokens, request.link, published)
-        return Plan(request, parameters, utilization, chosen, outer, (own, *rest), tokens)
+        return Plan(request, parameters, chosen, outer, (own, *rest), tokens)
 
     def _utilization(self, request: Request) -> float:
         if request.step_seconds is None:
@@ -120,8 +119,10 @@ class Planner:
             )
         return (ideal.compute + ideal.bubble) / (request.step_seconds - moving)
 
-    def _layout(self, request: Request, machine: Machine) -> LayoutPlan:
+    def layout(self, request: Request) -> LayoutPlan:
+        """The fastest layout that fits; raises as `plan`."""
         settings = request.settings
+        machine = Machine(request.gpu, self._utilization(request))
         if request.as_set:
             check_layout(settings, request.gpus)
             options = [layout_as_set(settings, request.gpus)]
@@ -165,24 +166,20 @@ class Planner:
 
     def _outer(self, request: Request, chosen: LayoutPlan, outer: OuterSettings) -> OuterPlan:
         layout = chosen.layout
-        traffic = self._traffic(layout, outer.compression, request.clusters)
-        owned = max(
-            owned_most(list(shapes.values()), layout.replicas) for shapes in self._stages(layout)
-        )
+        traffic = self._traffic(chosen, outer.compression, request.clusters)
+        stages = [cost.stage for cost in chosen.costs]
+        owned = max(self.costs.owned(stage, layout.replicas) for stage in stages)
         return outer_plan(
             outer, traffic, owned, request.clusters, request.link, chosen.step.seconds
         )
 
-    def _stages(self, layout: Layout) -> list[dict[str, torch.Size]]:
-        stages = self.model.partition(layout.stages)
-        return [self.model.stage_shapes(stage) for stage in stages]
-
-    def _traffic(self, layout: Layout, compression: CompressionSettings, clusters: int) -> Traffic:
-        return round_traffic(
-            self._stages(layout), layout.replicas, compression, self.model.vocab_size, clusters
-        )
-
-
-def scaled(request: Request, clusters: int, link: Link) -> Request:
-    """The same request for other clusters and another link."""
-    return replace(request, clusters=clusters, link=link)
+    def _traffic(
+        self, chosen: LayoutPlan, compression: CompressionSettings, clusters: int
+    ) -> Traffic:
+        key = (chosen.layout, compression.model_dump_json(), clusters)
+        if key not in self._known:
+            stages = [self.model.stage_shapes(cost.stage) for cost in chosen.costs]
+            self._known[key] = round_traffic(
+                stages, chosen.layout.replicas, compression, self.model.vocab_size, clusters
+            )
+        return self._known[key]

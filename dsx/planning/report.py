@@ -19,7 +19,7 @@ def as_json(plan: Plan, tokens: float | None, price: float | None) -> dict[str, 
         "clusters": plan.request.clusters,
         "gpus_per_cluster": plan.request.gpus,
         "gpu": asdict(plan.request.gpu),
-        "utilization_while_computing": plan.utilization,
+        "utilization_while_computing": plan.chosen.machine.utilization,
         "link": asdict(plan.request.link),
         "layout": asdict(layout),
         "stages": [
@@ -104,7 +104,7 @@ def _summary(plan: Plan) -> Table:
             f"{seconds_text(step.bubble)} ({plan.chosen.bubble_share():.0%}), transfers "
             f"{seconds_text(step.transfers)}, replicas {seconds_text(step.reduce)}; "
             f"{count_text(plan.tokens_per_step)} tokens a cluster, "
-            f"{plan.utilization:.0%} of the peak while computing",
+            f"{plan.chosen.machine.utilization:.0%} of the peak while computing",
         ),
         (
             "rounds",

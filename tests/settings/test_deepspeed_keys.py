@@ -18,7 +18,7 @@ def test_deepspeed_gets_every_value_explicitly_and_nothing_of_dsx() -> None:
 
     assert "dsx" not in config
     assert config["gradient_clipping"] == 1.0
-    assert config["bf16"] == {"enabled": True}
+    assert config["bf16"] == {"enabled": True, "immediate_grad_update": True}
     assert config["zero_optimization"]["stage"] == 1
     assert config["data_types"] == {"grad_accum_dtype": "fp32"}
     assert config["communication_data_type"] == "fp32"

@@ -22,7 +22,9 @@ def test_a_shipped_file_loads(path: Path) -> None:
 
 
 def test_the_promised_files_are_shipped() -> None:
-    assert {path.stem for path in CONFIGS} >= {"quickstart", "opt-1.3b", "llama-150m", "llama-1b"}
+    assert {path.stem for path in CONFIGS} >= {
+        *("quickstart", "opt-1.3b", "llama-150m", "llama-1b", "qwen1.5-107b"),
+    }
 
 
 @pytest.mark.parametrize(
