@@ -86,7 +86,7 @@ def dry_run(settings: Settings, plan: ModelPlan, stages: int, stage: int) -> Dry
         optimizer.step({name: mean})
         stepping += time.perf_counter() - began
         sent += messages[0].numel()
-        planned += tables[0].most_bytes(name, shape)
+        planned += tables[0].most_bytes(name, shape, shape)
         for table in tables:
             table.commit()
     parameters = sum(shape.numel() for shape in layer.values())

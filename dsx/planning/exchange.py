@@ -10,6 +10,7 @@ from dsx.cluster.ownership import assign_owners
 from dsx.compression.table import CodecTable
 from dsx.outer.averaging import scatters
 from dsx.outer.buckets import buckets
+from dsx.outer.pieces import Piece, deal
 from dsx.settings.codec_block import CompressionSettings
 
 _HEADER_BYTES = 360
@@ -59,7 +60,7 @@ def round_traffic(
             owned = {n: s for n, s in shapes.items() if owners[n] == replica}
             swaps = 0
             for names in buckets(owned):
-                whole = sum(table.most_bytes(name, owned[name]) for name in names)
+                whole = _bundle(table, owned, names, clusters if scatter else 1)
                 payload += _sent(whole, clusters, scatter)
                 swaps += 2 if scatter else 1
             messages += swaps
@@ -70,10 +71,24 @@ def round_traffic(
     return Traffic(payload, control, _SETTLING_ROUNDTRIPS + 2 * most)
 
 
+def _bundle(
+    table: CodecTable, shapes: Mapping[str, torch.Size], names: list[str], owners: int
+) -> int:
+    """Bytes of all messages about one bucket."""
+    shares = [[Piece(name) for name in names]]
+    if owners > 1:
+        shares = deal(shapes, names, owners, lambda name: table.encodes_rows_apart(shapes[name]))
+    return sum(
+        table.most_bytes(piece.label, piece.shape(shapes[piece.name]), shapes[piece.name])
+        for share in shares
+        for piece in share
+    )
+
+
 def _sent(bucket: int, clusters: int, scatter: bool) -> int:
     """Bytes that the average cluster sends of one bucket.
 
-    With owners, each tensor goes to its owner from all others, and its mean from there to all of
+    With owners, each piece goes to its owner from all others, and its mean from there to all of
     them; otherwise everything goes to everybody.
     """
     if scatter:
