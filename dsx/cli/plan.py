@@ -130,7 +130,7 @@ def _plan(arguments: argparse.Namespace, raw: dict[str, Any], settings: Settings
         return 0
     from rich.console import Console
 
-    Console().print(tables(plan, tokens, arguments.price))
+    Console(width=150).print(tables(plan, tokens, arguments.price))
     if arguments.write:
         print(f"wrote {arguments.write}")
     return 0
