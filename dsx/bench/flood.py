@@ -3,6 +3,7 @@
 The first listens, prints its port, and sends back what it gets; the second sends without end.
 """
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -39,8 +40,9 @@ def _listen(host: str) -> None:
     with socket.create_server((host, 0)) as server:
         print(server.getsockname()[1], flush=True)
         connection, _ = server.accept()
-        while got := connection.recv(len(_CHUNK)):
-            connection.sendall(got)
+        with contextlib.suppress(ConnectionError):  # The other end was killed first.
+            while got := connection.recv(len(_CHUNK)):
+                connection.sendall(got)
 
 
 def _send(host: str, port: int) -> None:
