@@ -1,15 +1,25 @@
 """One rank of `dsx bench resume`: several runs one after the other, some of them stopped."""
 
-import argparse
-import json
 import os
 import signal
-import sys
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from dsx.errors import LaunchError
 from dsx.settings import parse_settings
 from dsx.training.preflight import preflight
 from dsx.training.run import ClusterRun, Launch
+
+
+@dataclass(frozen=True)
+class Request:
+    """One run of all clusters, from its start or its last checkpoint on."""
+
+    settings: dict[str, Any]
+    coordinator: str
+    stop: int | None
+    """Inner step after which it is asked to end."""
 
 
 class _StoppingRun(ClusterRun):
@@ -23,27 +33,16 @@ class _StoppingRun(ClusterRun):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--requests", type=Path, required=True)
-    parser.add_argument("--cluster", required=True)
-    parser.add_argument("--local_rank", type=int)
-    arguments = parser.parse_args()
+def make_runs(cluster: str, requests: Sequence[Request]) -> None:
+    """This rank's part of all of them."""
     ranks = int(os.environ["WORLD_SIZE"])
-    for request in json.loads(arguments.requests.read_text()):
-        settings = parse_settings(request["settings"])
+    for request in requests:
+        settings = parse_settings(request.settings)
         ready = preflight(settings, ranks, check_split=False)
-        launch = Launch(arguments.cluster, request["coordinator"], None, "auto")
-        run = _StoppingRun(settings, launch, ready)
-        run.stop = request["stop"]
+        run = _StoppingRun(settings, Launch(cluster, request.coordinator, None, "auto"), ready)
+        run.stop = request.stop
         if run.train() == (run.stop is not None):
-            sys.exit(f"the run of {settings.dsx.run_dir} ended at step {run.step}")
+            raise LaunchError(f"the run of {settings.dsx.run_dir} ended at step {run.step}")
         run.saver.close()
         run.abandon()
     run.engine.agreement.barrier()
-    # Exchanges of stopped runs are still in the air: no thread is waited for.
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
