@@ -23,7 +23,7 @@ LAYERS = (
     {"outer"},
     {"exchange", "compression"},
     {"settings"},
-    {"errors"},
+    {"errors", "hub", "spans"},
     {"__init__"},
 )
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}

@@ -15,14 +15,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prepare the data and print what there is now.
 
+    The model is planned before: a wrong one must not show after hours of tokenizing only.
+
     Raises:
         SettingsError: the settings are wrong.
-        DataError: the data can't be prepared.
+        ModelError: the model that they ask for is impossible, or can't be split into its stages.
+        DataError: the data can't be prepared, or its tokenizer does not fit the model.
     """
     # Importing `datasets` takes seconds, which wrong settings need not wait for.
     settings = settings_from(arguments)
     from dsx.data.prepare import prepare
     from dsx.data.summary import describe
+    from dsx.training.preflight import plan_model
 
-    print(describe(prepare(settings)))
+    plan, _ = plan_model(settings)
+    print(describe(prepare(settings, plan.vocab_size)))
     return 0

@@ -19,6 +19,7 @@ from dsx.data.prepared import (
     Manifest,
     StoredFile,
     StoredSplit,
+    require_room,
 )
 from dsx.data.shards import ShardWriter, token_dtype
 from dsx.data.split import document_hashes, heldout_mask
@@ -77,6 +78,7 @@ def build(
     folder: Path,
     corpus: Corpus,
     wanted_tokenizer: str | TrainTokenizer,
+    embedding_rows: int | None,
     heldout_fraction: float,
     digest: str,
     inputs: dict[str, str],
@@ -87,7 +89,8 @@ def build(
     A tokenizer that is trained here sees the training documents only.
 
     Raises:
-        DataError: corpus or tokenizer are unsuitable.
+        DataError: corpus or tokenizer are unsuitable, or the tokenizer has more entries than the
+            model `embedding_rows`.
     """
     scratch = folder / "scratch"
     scratch.mkdir()
@@ -104,6 +107,7 @@ def build(
     else:
         name = wanted_tokenizer
         tokenizer = tokenizers.load_tokenizer(name)
+    require_room(len(tokenizer), embedding_rows)
     tokenizers.save_tokenizer(tokenizer, folder / TOKENIZER)
 
     tokens = tokenize(documents, tokenizer, name, scratch, progress)

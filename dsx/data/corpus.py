@@ -19,6 +19,7 @@ import pyarrow.parquet
 from dsx.data import stdlib
 from dsx.data.digests import FileDigests, text_digest
 from dsx.errors import DataError
+from dsx.hub import hub_is_reachable, where_names_are_looked_up
 
 JSON_SUFFIXES = frozenset({".jsonl", ".ndjson", ".json"})
 PARQUET_SUFFIX = ".parquet"
@@ -76,14 +77,16 @@ class HubCorpus:
     cache: Path
 
     def _load(self) -> datasets.Dataset:
+        offline = not hub_is_reachable()
         try:
             return datasets.load_dataset(
                 self.name, self.config, split="train", cache_dir=str(self.cache)
             )
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+            detail = "" if offline else f" ({type(error).__name__}: {error})"
             raise DataError(
-                f"the corpus {self.name!r} is neither a local file or glob nor a data set that can "
-                f"be loaded from the hub ({type(error).__name__}: {error})"
+                f"the corpus {self.name!r} is neither a local file or glob nor a data set "
+                f"{where_names_are_looked_up()}{detail}"
             ) from error
 
     def digest(self, digests: FileDigests) -> str:

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from dsx.data.corpus import Corpus, find_corpus
 from dsx.data.digests import FileDigests, text_digest
-from dsx.data.prepared import FORMAT_VERSION, PreparedData, open_prepared
+from dsx.data.prepared import FORMAT_VERSION, PreparedData, open_prepared, require_room
 from dsx.errors import DataError
 from dsx.settings.dsx_block import DataSettings, TrainTokenizer
 
@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 _TOKENIZER_SUFFIXES = frozenset({".json", ".txt", ".model", ".tiktoken", ".jinja"})
 
 
-def prepare(settings: "Settings") -> PreparedData:
+def prepare(settings: "Settings", embedding_rows: int | None = None) -> PreparedData:
     """Build or reuse the data of a whole settings file; see `prepare_data`."""
-    return prepare_data(settings.dsx.data, settings.dsx.tokenizer)
+    return prepare_data(settings.dsx.data, settings.dsx.tokenizer, embedding_rows)
 
 
-def prepare_data(data: DataSettings, tokenizer: str | TrainTokenizer) -> PreparedData:
+def prepare_data(
+    data: DataSettings, tokenizer: str | TrainTokenizer, embedding_rows: int | None = None
+) -> PreparedData:
     """Build the tokenizer and the shards under `data.cache_dir`, or reuse them.
 
     Safe with several processes at once: one builds, the others wait for it. Only the one that
@@ -40,11 +42,14 @@ def prepare_data(data: DataSettings, tokenizer: str | TrainTokenizer) -> Prepare
     Args:
         data: source, split and block length; relative paths are seen from the working folder.
         tokenizer: an HF tokenizer's name or folder, or what to train.
+        embedding_rows: of the model; a larger vocabulary is refused before anything is tokenized.
 
     Raises:
         DataError: the corpus or tokenizer is missing or unsuitable, a split is smaller than one
             block, or prepared data that was there is damaged.
     """
+    if isinstance(tokenizer, TrainTokenizer):
+        require_room(tokenizer.vocab_size, embedding_rows)
     cache = Path(data.cache_dir)
     corpus = find_corpus(data.source, data.text_field, cache / "hub")
     digests = FileDigests(cache / "file-digests.json")
@@ -63,8 +68,17 @@ def prepare_data(data: DataSettings, tokenizer: str | TrainTokenizer) -> Prepare
         with FileLock(folder.with_name(f"{digest}.lock")):
             reused = folder.is_dir()
             if not reused:
-                _build_at(folder, corpus, data.heldout_fraction, tokenizer, inputs, digests)
+                _build_at(
+                    folder,
+                    corpus,
+                    data.heldout_fraction,
+                    tokenizer,
+                    embedding_rows,
+                    inputs,
+                    digests,
+                )
     prepared = open_prepared(folder, data.seq_len, digests, reused=reused)
+    require_room(prepared.vocab_size, embedding_rows)
     digests.save()
     return prepared
 
@@ -74,6 +88,7 @@ def _build_at(
     corpus: Corpus,
     heldout_fraction: float,
     tokenizer: str | TrainTokenizer,
+    embedding_rows: int | None,
     inputs: dict[str, str],
     digests: FileDigests,
 ) -> None:
@@ -88,7 +103,16 @@ def _build_at(
     draft = Path(tempfile.mkdtemp(prefix=f"{folder.name}.building-", dir=folder.parent))
     try:
         with build_progress() as progress:
-            build(draft, corpus, tokenizer, heldout_fraction, folder.name, inputs, progress)
+            build(
+                draft,
+                corpus,
+                tokenizer,
+                embedding_rows,
+                heldout_fraction,
+                folder.name,
+                inputs,
+                progress,
+            )
         if corpus.digest(digests) != inputs["corpus"]:
             raise DataError(
                 "the corpus changed while it was being prepared; run again when nothing writes "

@@ -84,6 +84,20 @@ class PreparedData:
     reused: bool
 
 
+def require_room(entries: int, embedding_rows: int | None) -> None:
+    """Refuse a vocabulary that the model has no room for; `embedding_rows` None: no model yet.
+
+    Raises:
+        DataError: the vocabulary has more entries than the model's embedding has rows.
+    """
+    if embedding_rows is not None and entries > embedding_rows:
+        raise DataError(
+            f"the tokenizer has {entries} entries, but the model's embedding only "
+            f"{embedding_rows} rows: set vocab_size in dsx.model.config to at least {entries}, or "
+            "choose a smaller dsx.tokenizer"
+        )
+
+
 def open_prepared(
     folder: Path, seq_len: int, digests: FileDigests, *, reused: bool
 ) -> PreparedData:

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from dsx.data.digests import text_digest
 from dsx.errors import DataError
+from dsx.hub import hub_is_reachable, where_names_are_looked_up
 
 EOS = "<|endoftext|>"
 # A byte-level vocabulary can't be smaller than the 256 bytes and EOS.
@@ -70,17 +71,20 @@ def load_tokenizer(name_or_folder: str) -> PreTrainedTokenizerBase:
     Raises:
         DataError: there is no such tokenizer, or it has no EOS token inside its vocabulary.
     """
+    is_folder = Path(name_or_folder).is_dir()
+    offline = not is_folder and not hub_is_reachable()
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_folder)
     except (OSError, ValueError, KeyError, ImportError) as error:
         what = (
             "the folder holds no HF tokenizer that can be read"
-            if Path(name_or_folder).is_dir()
-            else f"{Path.cwd()} has no such folder, and on the hub no such name could be read"
+            if is_folder
+            else f"{Path.cwd()} has no such folder, and there is none {where_names_are_looked_up()}"
         )
+        # Of a hub that nobody reached, the library's own words say nothing more.
+        detail = "" if offline else f" ({type(error).__name__}: {error})"
         raise DataError(
-            f"the tokenizer {name_or_folder!r} can't be loaded: {what} "
-            f"({type(error).__name__}: {error})"
+            f"the tokenizer {name_or_folder!r} can't be loaded: {what}{detail}"
         ) from error
     eos_id(tokenizer, name_or_folder)
     return tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 
 from dsx.data.prepare import prepare
 from dsx.data.prepared import PreparedData
-from dsx.errors import DataError, ModelError, SettingsError
+from dsx.errors import ModelError, SettingsError
 from dsx.models.config import load_config
 from dsx.models.partition import StageRange
 from dsx.models.plan import ModelPlan
@@ -30,6 +30,25 @@ class Preflight:
         return sum(shape.numel() for shape in self.plan.parameter_shapes.values())
 
 
+def plan_model(settings: Settings) -> tuple[ModelPlan, list[StageRange]]:
+    """The model and its stages, as far as settings alone can tell whether they are possible.
+
+    Raises:
+        DsxError: naming the value, the limit and the way out.
+    """
+    plan = ModelPlan(load_config(settings.dsx.model))
+    pipeline = settings.dsx.pipeline
+    stages = plan.partition(pipeline.stages, pipeline.partition)
+    longest = plan.max_positions
+    if longest is not None and settings.dsx.data.seq_len > longest:
+        raise ModelError(
+            f"dsx.data.seq_len is {settings.dsx.data.seq_len}, but the model has learned positions "
+            f"for {longest} tokens only: set seq_len to at most {longest}, or give the model more "
+            "in dsx.model.config"
+        )
+    return plan, stages
+
+
 def preflight(settings: Settings, processes: int, check_split: bool = True) -> Preflight:
     """Check a run on `processes` ranks per cluster; prepares the data where that isn't done yet.
 
@@ -41,26 +60,14 @@ def preflight(settings: Settings, processes: int, check_split: bool = True) -> P
     """
     replicas = check_layout(settings, processes)
     _require_writable(settings.dsx.run_dir)
-    config = load_config(settings.dsx.model)
-    plan = ModelPlan(config)
-    pipeline = settings.dsx.pipeline
-    stages = plan.partition(pipeline.stages, pipeline.partition)
-    longest = plan.max_positions
-    if longest is not None and settings.dsx.data.seq_len > longest:
-        raise ModelError(
-            f"dsx.data.seq_len is {settings.dsx.data.seq_len}, but the model has learned positions "
-            f"for {longest} tokens only: set seq_len to at most {longest}, or give the model more "
-            "in dsx.model.config"
-        )
-    data = prepare(settings)
-    if data.vocab_size > plan.vocab_size:
-        raise DataError(
-            f"the tokenizer has {data.vocab_size} entries, but the model's embedding only "
-            f"{plan.vocab_size} rows: set vocab_size in dsx.model.config to at least "
-            f"{data.vocab_size}, or choose a smaller dsx.tokenizer"
-        )
+    plan, stages = plan_model(settings)
+    data = prepare(settings, plan.vocab_size)
+    given = settings.dsx.model.config
+    if given is not None and "eos_token_id" not in given:
+        # What ends a document in this data, for whoever generates with the exported model.
+        plan.config.eos_token_id = data.eos_token_id
     if check_split:
-        self_check(config)
+        self_check(plan.config)
     return Preflight(plan, stages, replicas, data)
 
 

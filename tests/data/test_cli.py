@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from dsx.cli import prepare, tokenizer
 from dsx.data.tokenizer import encode_documents
-from dsx.errors import DataError
+from dsx.errors import DataError, ModelError
 from tests.data.conftest import document
 
 
@@ -36,9 +36,7 @@ def test_tokenizer_train_writes_an_hf_folder_and_says_how_well_it_packs(
         train(*command)
 
 
-def test_prepare_prints_what_was_built_and_then_reused(
-    jsonl: Path, tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def prepare_with(jsonl: Path, tokenizer_folder: Path, *overrides: str) -> int:
     settings = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -57,12 +55,42 @@ def test_prepare_prints_what_was_built_and_then_reused(
     Path("settings.json").write_text(json.dumps(settings))
     parser = argparse.ArgumentParser()
     prepare.add_arguments(parser)
-    words = ["--deepspeed_config", "settings.json", "--set", "dsx.data.seq_len=32"]
-    assert prepare.run(parser.parse_args(words)) == 0
+    words = ["--deepspeed_config", "settings.json", "--set", "dsx.data.seq_len=32", *overrides]
+    return prepare.run(parser.parse_args(words))
+
+
+def test_prepare_prints_what_was_built_and_then_reused(
+    jsonl: Path, tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prepare_with(jsonl, tokenizer_folder) == 0
     built = capsys.readouterr().out
     assert built.startswith("built cache/prepared/")
     assert "train     36 documents, " in built
     assert " blocks of 32 tokens" in built
     assert " bytes per token; gzip -9 needs " in built
-    assert prepare.run(parser.parse_args(words)) == 0
+    assert prepare_with(jsonl, tokenizer_folder) == 0
     assert capsys.readouterr().out == built.replace("built", "reused", 1)
+
+
+@pytest.mark.parametrize(
+    ("override", "error", "said"),
+    [
+        ("dsx.model.config.hiden_size=32", ModelError, "'hiden_size'.*'hidden_size'"),
+        ("dsx.pipeline.stages=99", ModelError, "99"),
+        ("dsx.model.config.vocab_size=270", DataError, "but the model's embedding only 270 rows"),
+    ],
+)
+def test_a_wrong_model_is_found_before_anything_is_tokenized(
+    jsonl: Path, tokenizer_folder: Path, override: str, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        prepare_with(jsonl, tokenizer_folder, override)
+    assert not list(Path("cache").glob("prepared/*/manifest.json"))
+
+
+def test_a_vocabulary_to_be_trained_has_to_fit_the_model(
+    jsonl: Path, tokenizer_folder: Path
+) -> None:
+    with pytest.raises(DataError, match="has 301 entries, but the model's embedding only 300"):
+        prepare_with(jsonl, tokenizer_folder, 'dsx.tokenizer={"vocab_size": 301}')
+    assert not Path("cache").exists()

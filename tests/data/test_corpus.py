@@ -165,9 +165,11 @@ def test_a_hub_name_is_loaded_through_datasets_with_its_configuration(
         texts("owner/name")
 
 
-def test_a_hub_name_that_cannot_be_reached_is_an_error_of_the_corpus(
+def test_a_data_set_that_cannot_be_loaded_is_an_error_of_the_corpus(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(corpora, "hub_is_reachable", lambda: True)
+
     def load_dataset(*_: object, **__: object) -> datasets.Dataset:
         raise ConnectionError("no network")
 

@@ -42,3 +42,10 @@ def test_a_wrong_config_is_refused_with_the_nearest_name(config, said: str) -> N
 def test_a_path_without_a_config_is_refused(tmp_path) -> None:
     with pytest.raises(ModelError, match=r"(?s)dsx\.model\.path"):
         load_config(ModelSettings(path=str(tmp_path)))
+
+
+def test_special_tokens_of_a_larger_vocabulary_are_left_out_without_a_word(caplog, capfd) -> None:
+    config = from_json(model_type="gpt2", vocab_size=300, eos_token_id=7)
+    assert (config.bos_token_id, config.eos_token_id) == (None, 7)
+    assert from_json(model_type="gpt2").eos_token_id == 50256
+    assert caplog.text + "".join(capfd.readouterr()) == ""
