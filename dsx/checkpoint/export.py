@@ -88,7 +88,19 @@ def export_run(
         CheckpointError: there is no such checkpoint, or it is damaged.
         ModelError: `output` is in use.
     """
-    found = newest_checkpoint(run_dir) if checkpoint is None else open_checkpoint(Path(checkpoint))
+    if checkpoint is not None:
+        return _export(Path(run_dir), open_checkpoint(Path(checkpoint)), Path(output), dtype)
+    while True:
+        found = newest_checkpoint(run_dir)
+        try:
+            return _export(Path(run_dir), found, Path(output), dtype)
+        except CheckpointError:
+            # A run that goes on removes it when it has `keep` newer ones.
+            if found.folder.exists():
+                raise
+
+
+def _export(run_dir: Path, found: Checkpoint, output: Path, dtype: Dtype | None) -> Exported:
     manifest = found.manifest
     bf16 = (manifest.settings.get("bf16") or {}).get("enabled", False)
     chosen: Dtype = dtype or ("bf16" if bf16 else "fp32")
@@ -96,8 +108,7 @@ def export_run(
     weights = found.shared_tensors("theta/") if shared else found.tensors("master/")
     layers = cast("list[MutableMapping[str, torch.Tensor]]", [weights, found.tensors("buffer/")])
     model = manifest.settings["dsx"]["model"]
-    tokenizer = Path(run_dir) / TOKENIZER
-    output = Path(output)
+    tokenizer = run_dir / TOKENIZER
     replaces = (output / ORIGIN).is_file()
     target = output.with_name(f"{output.name}.new") if replaces else output
     if replaces:

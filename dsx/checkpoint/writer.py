@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +29,7 @@ from dsx.checkpoint.manifest import (
 )
 from dsx.checkpoint.tensor_file import describe_tensors, write_tensors
 from dsx.errors import CheckpointError
+from dsx.spans import span
 
 log = logging.getLogger(__name__)
 
@@ -111,13 +113,18 @@ class CheckpointWriter:
         """Whether the shared part `name` is complete on the disk."""
         return (self._folder.path / SHARED / name / MANIFEST).exists()
 
-    def start(self, job: Job) -> None:
-        """Begin to write. Waits for an earlier write; its failure is only told.
+    def start(self, job: Job, *, tell: bool = True) -> None:
+        """Begin to write. Waits for an earlier write.
 
         Raises nothing: what goes wrong is raised by `wait`.
+
+        Args:
+            tell: log a failure as soon as it is known; else it is for `wait` to raise.
         """
-        self._tell_failure()
+        self._settle()
         self._pending = self._thread.submit(self._write, job)
+        if tell and self._rank == 0:
+            self._pending.add_done_callback(_tell_failure)
 
     def wait(self) -> Path | None:
         """The folder of the last checkpoint, once it is complete.
@@ -131,15 +138,14 @@ class CheckpointWriter:
         return self._last
 
     def close(self) -> None:
-        """Finish writing; a failure is told."""
-        self._tell_failure()
+        """Finish writing."""
+        self._settle()
         self._thread.shutdown(wait=True)
 
-    def _tell_failure(self) -> None:
-        try:
+    def _settle(self) -> None:
+        """Wait for a write whose failure was told when it happened."""
+        with suppress(CheckpointError):
             self.wait()
-        except CheckpointError as error:
-            log.error("%s; the checkpoints before it are untouched", error)
 
     def _write(self, job: Job) -> Path:
         began = time.perf_counter()
@@ -150,7 +156,8 @@ class CheckpointWriter:
         try:
             if isinstance(folder, OSError):
                 raise folder
-            parts = self._write_files(Path(folder), job)
+            with span("write"):
+                parts = self._write_files(Path(folder), job)
         except Exception as error:  # whatever it is, the other ranks must hear of it
             problem = f"rank {self._rank}: {error}"
         everybody = self._agreement.gather((parts, problem))
@@ -273,6 +280,16 @@ class CheckpointWriter:
         sync_folder(final.parent)
         self._folder.retain(self._cluster, self._keep)
         return final
+
+
+def _tell_failure(write: "Future[Path]") -> None:
+    error = write.exception()
+    if error is not None:
+        log.error(
+            "%s. Training goes on, the checkpoints before it are untouched, and another is tried "
+            "when the next one is due",
+            error,
+        )
 
 
 def _free_name(path: Path) -> Path:

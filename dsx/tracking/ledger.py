@@ -5,13 +5,13 @@ from an older checkpoint writes the same rounds again; `Leases.history` tells wh
 """
 
 from pathlib import Path
-from typing import Annotated, Literal, TextIO
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dsx.errors import TrackingError
 from dsx.outer.leases import Leases, Range, Ranges, join
-from dsx.tracking.jsonl import open_lines
+from dsx.tracking.jsonl import LineFile
 
 LEDGER_PATTERN = "ledger-*.jsonl"
 
@@ -73,7 +73,7 @@ class Ledger:
     def __init__(self, run_dir: Path | str | None, cluster: str) -> None:
         self._cluster = cluster
         self._path = None if run_dir is None else Path(run_dir) / f"ledger-{cluster}.jsonl"
-        self._file: TextIO | None = None
+        self._file: LineFile | None = None
 
     def start(self, seq_len: int, round_: int, leases: Leases, trained: Ranges) -> None:
         """Before the first inner step of a launch."""
@@ -108,7 +108,7 @@ class Ledger:
         if self._path is None:
             return
         if self._file is None:
-            self._file = open_lines(self._path)
+            self._file = LineFile(self._path)
         self._file.write(line.model_dump_json() + "\n")
 
 

@@ -170,7 +170,7 @@ class RunSaver:
         )
         self._saved = (step, flushed)
         self.blocked_seconds = time.perf_counter() - began
-        self.writer.start(job)
+        self.writer.start(job, tell=not wait)
         return self.writer.wait() if wait else None
 
     def close(self) -> None:

@@ -110,6 +110,27 @@ def test_a_run_goes_on_in_another_layout_with_every_tensor_as_it_was(
         source = target
 
 
+def test_a_run_of_no_steps_evaluates_and_leaves_no_checkpoint(
+    folder: Path, coordinators: Callable[[], str]
+) -> None:
+    raws = [
+        raw_settings(folder, "none-plain", stages=2, steps=0),
+        raw_settings(folder, "none-joined", stages=2, steps=0, outer={"delay": 2}),
+    ]
+    answers = run_ranks("tests.checkpoint.workers:evaluate_only", 2, raws, [None, coordinators()])
+    assert answers[0] == [None, None]
+    for raw in raws:
+        run = Path(raw["dsx"]["run_dir"])
+        told = history(run)
+        assert list(told["evaluations"]) == [0]
+        assert (told["losses"], told["rounds"]) == ([], {})
+        assert not (run / "checkpoints").exists()
+    plain, joined = (
+        history(folder / f"none-{name}")["evaluations"] for name in ("plain", "joined")
+    )
+    assert plain == joined  # the shared weights are those that everybody starts with
+
+
 def tensors(run: Path) -> dict[str, int]:
     """All but the ranks' own random numbers."""
     return {key: sum_ for key, sum_ in checksums(run).items() if not key.startswith("rng/")}

@@ -1,8 +1,10 @@
 """`dsx export` from real checkpoints: the weights that it names, in a folder transformers loads."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from dsx.checkpoint.export import ORIGIN, export_run
 from dsx.checkpoint.folders import RunFolder
 from dsx.cli.main import main
 from dsx.errors import CheckpointError, ModelError
+from dsx.models.export import export_hf
 from dsx.training.run import Launch
 from tests.checkpoint.made_up import save
 from tests.checkpoint.settings import raw_settings
@@ -28,7 +31,10 @@ def assert_holds(folder: Path, expected: dict[str, torch.Tensor], dtype: torch.d
 
 @pytest.mark.multiprocess
 def test_every_kept_checkpoint_exports_the_weights_that_it_names(
-    folder: Path, coordinators: Callable[[], str], capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    coordinators: Callable[[], str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = {"stages": 2, "tied": True, "steps": 14}
     joined = raw_settings(folder, "joined", outer={"delay": 2}, bf16=True, **options)
@@ -53,8 +59,16 @@ def test_every_kept_checkpoint_exports_the_weights_that_it_names(
     words = ["export", "--run", str(folder / "plain"), "--output", str(folder / "hf-plain")]
     assert main(words) == 0
     assert "the local weights of cluster c0 at step 14, fp32" in capsys.readouterr().out
-    newest = RunFolder(folder / "plain").list("c0").complete[0]
+    kept = RunFolder(folder / "plain").list("c0").complete
+    assert [checkpoint.manifest.step for checkpoint in kept] == [14, 10]
+    for checkpoint in kept:
+        told = export_run(folder / "plain", folder / "hf-local", checkpoint=checkpoint.folder)
+        assert_holds(told.output, dict(checkpoint.tensors("master/")), torch.float32)
+        assert (told.weights, told.step) == ("local", checkpoint.manifest.step)
+    newest = kept[0]
     assert_holds(folder / "hf-plain", dict(newest.tensors("master/")), torch.float32)
+    # What ends a document in the data, not in the family's own vocabulary.
+    assert json.loads((folder / "hf-plain" / "config.json").read_text())["eos_token_id"] == 0
     told = export_run(folder / "plain", folder / "hf-half", dtype="bf16")
     assert_holds(told.output, dict(newest.tensors("master/")), torch.bfloat16)
 
@@ -68,6 +82,17 @@ def test_every_kept_checkpoint_exports_the_weights_that_it_names(
     with pytest.raises(ModelError, match="mine' is not empty"):
         export_run(folder / "plain", folder / "mine")
     assert (folder / "mine" / "thesis.txt").exists()
+
+    def overtaken(*arguments: Any, **options: Any) -> None:
+        """A run that goes on keeps newer ones, and removes what is about to be read."""
+        monkeypatch.undo()
+        shutil.rmtree(newest.folder)
+        export_hf(*arguments, **options)
+
+    monkeypatch.setattr("dsx.checkpoint.export.export_hf", overtaken)
+    told = export_run(folder / "plain", folder / "hf-local")
+    assert told.checkpoint == kept[1].folder
+    assert_holds(told.output, dict(kept[1].tensors("master/")), torch.float32)
 
 
 def test_a_run_without_a_checkpoint_is_named(tmp_path: Path) -> None:

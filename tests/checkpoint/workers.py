@@ -1,7 +1,11 @@
 """What the ranks of a test do: whole runs, stopped and brought back."""
 
+import logging
 import os
+import resource
 import signal
+from contextlib import suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +70,44 @@ def stop_and_go_on(
     return results
 
 
+class CrampedRun(StoppingRun):
+    """Its disk is full from step 11 to step 31."""
+
+    def _inner_step(self) -> None:
+        super()._inner_step()
+        if self.step == 11:
+            self.saver.writer.wait()
+            self._fill(Path(self._dsx.run_dir))
+        if self.step == 31:
+            (Path(self._dsx.run_dir) / "filler").unlink(missing_ok=True)
+            _limit_files(resource.RLIM_INFINITY)
+
+    def _fill(self, disk: Path) -> None:
+        if not disk.is_mount():
+            _limit_files(1 << 16)  # more than the metrics are, less than a checkpoint
+            return
+        with (disk / "filler").open("wb", buffering=0) as file:
+            for size in (1 << 16, 1):
+                with suppress(OSError):
+                    while True:
+                        file.write(b"x" * size)
+
+
+def _limit_files(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def train_on_a_full_disk(raw: dict[str, Any], launch: Launch) -> str:
+    """Returns what was logged."""
+    told = StringIO()
+    logging.basicConfig(stream=told, level=logging.WARNING, format="%(message)s", force=True)
+    settings = parse_settings(raw)
+    run = CrampedRun(settings, launch, preflight(settings, 1, check_split=False))
+    assert run.train()
+    run.close()
+    return told.getvalue()
+
+
 def relayout(raw: dict[str, Any], source: str, url: str) -> None:
     """Bring the run folder `source` into another layout, and save it at once."""
     run = open_run(raw, Launch("c0", url, None, source))
@@ -99,3 +141,10 @@ def history(run: Path, cluster: str = "c0") -> dict[str, Any]:
             for number, e in rounds.items()
         },
     }
+
+
+def evaluate_only(raws: list[dict[str, Any]], urls: list[str | None]) -> list[str | None]:
+    """Runs of no steps, one after the other; the checkpoints that they left."""
+    return [
+        train(raw, Launch("c0", url, None, "auto")) for raw, url in zip(raws, urls, strict=True)
+    ]
