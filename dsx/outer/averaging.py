@@ -24,6 +24,7 @@ from dsx.outer.buckets import buckets
 from dsx.outer.pieces import Piece, deal
 from dsx.outer.rank_control import FixedRule, RankRule
 from dsx.settings.codec_block import CompressionSettings
+from dsx.spans import span
 
 # From here on two payloads in are fewer than C - 1.
 _SCATTER_FROM = 4
@@ -211,14 +212,16 @@ class Averager:
     # ------------------------------------------------------------------ the two patterns
 
     def _gather(self, step: "_Step", pieces: list[Piece]) -> None:
-        payload = _joined(self._encode_own(step, pieces))
+        with span("encode"):
+            payload = _joined(self._encode_own(step, pieces))
         most = self._most_bytes(self._table, pieces)
         bundles = gather(step.exchange, len(step.shares), payload, most)
         for piece, mean in self._sum(step, bundles, pieces):
             self._keep(step, piece.name, mean)
 
     def _scatter(self, step: "_Step", dealt: list[list[Piece]]) -> None:
-        messages = iter(self._encode_own(step, itertools.chain(*dealt)))
+        with span("encode"):
+            messages = iter(self._encode_own(step, itertools.chain(*dealt)))
         payloads = [_joined(list(itertools.islice(messages, len(own)))) for own in dealt]
         mine = dealt[step.membership.index]
         bundles = step.exchange.all_to_all(payloads, self._most_bytes(self._table, mine))

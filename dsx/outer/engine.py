@@ -34,6 +34,7 @@ from dsx.outer.state import SharedState
 from dsx.outer.steps import StepCounter
 from dsx.outer.weights import LocalWeights, rebase
 from dsx.settings.dsx_block import OuterSettings
+from dsx.spans import span
 
 log = logging.getLogger(__name__)
 
@@ -260,7 +261,8 @@ class OuterEngine:
         if self._own.flight is not None and self.step_in_round >= self._own.flight.delay > 0:
             report = self._arrive()
         if self.steps.is_full:
-            self._launch()
+            with span("outer step"):
+                self._launch()
         return report
 
     def settle(self) -> RoundReport | None:
@@ -394,7 +396,8 @@ class OuterEngine:
         own = self._own
         flight = own.flight
         assert flight is not None
-        self._await(flight.future)
+        with span("wait"):
+            self._await(flight.future)
         self._reporter.blocked_seconds += time.perf_counter() - began
         began = time.perf_counter()
         own.flight = None
@@ -472,7 +475,8 @@ class OuterEngine:
                 raise Interrupted
 
     def _rebase(self, old: dict[str, torch.Tensor], new: dict[str, torch.Tensor]) -> None:
-        rebase(self._weights, old, new, moved=self.step_in_round > 0)
+        with span("outer step"):
+            rebase(self._weights, old, new, moved=self.step_in_round > 0)
 
     def _base(self) -> dict[str, torch.Tensor]:
         """r: what a cluster trains on when nothing is in the air; own to it, never committed.

@@ -26,6 +26,7 @@ from dsx.outer.identity import Identity, refuse_others
 from dsx.outer.leases import Leases, Part, Ranges, contains, without
 from dsx.outer.state import SharedState, hand_over
 from dsx.settings.dsx_block import OuterSettings
+from dsx.spans import span
 
 log = logging.getLogger(__name__)
 
@@ -245,7 +246,8 @@ class RoundExchange:
         average = Average()
         if committed:
             self._exchange.limit_seconds = self._deadlines.payload(progress, times)
-            average = self._average(membership, shares)
+            with span("exchange"):
+                average = self._average(membership, shares)
             self._commit(membership, headers, tokens, average, leases)
         elif any(not header.starting for header in headers):
             log.warning(
@@ -436,7 +438,8 @@ class RoundExchange:
         with self.lock:
             self._doubts = []
             self._averager.commit()
-            self._state.optimizer.step(average.tensors)
+            with span("outer step"):
+                self._state.optimizer.step(average.tensors)
             progress.round += 1
             progress.met = membership.number
             progress.tokens_total += sum(tokens)

@@ -1,4 +1,4 @@
-"""What a run says about itself: four kinds of lines, one JSON object each.
+"""What a run says about itself: five kinds of lines, one JSON object each.
 
 A line has `kind`, `cluster` and `time` (Unix seconds) and the keys of its kind. Fields may join a
 kind later, so a reader skips keys and kinds that it doesn't know. A number that is not finite is
@@ -123,10 +123,31 @@ class EvalEvent:
     weights: Literal["shared", "local"]
 
 
-Event = Union[RunEvent, InnerEvent, OuterEvent, EvalEvent]  # noqa: UP007 - used at run time
+@dataclass(frozen=True, kw_only=True)
+class PhasesEvent:
+    """What one rank did in one round, and when; of a few rounds only."""
+
+    kind: ClassVar[str] = "phases"
+    cluster: str
+    time: float = field(default_factory=time.time)
+    round: int
+    """The round whose average had arrived at the end."""
+    rank: int
+    """In its cluster."""
+    spans: list[tuple[str, float, float]]
+    """Phase, its start (Unix seconds), its seconds; by start. Phases overlap: an exchange has a
+    thread of its own, and so has the writing of a checkpoint."""
+
+    def __post_init__(self) -> None:
+        # JSON knows lists only.
+        spans = [(name, start, seconds) for name, start, seconds in self.spans]
+        object.__setattr__(self, "spans", spans)
+
+
+Event = Union[RunEvent, InnerEvent, OuterEvent, EvalEvent, PhasesEvent]  # noqa: UP007 - used at run time
 
 KINDS: dict[str, type[Event]] = {
-    cls.kind: cls for cls in (RunEvent, InnerEvent, OuterEvent, EvalEvent)
+    cls.kind: cls for cls in (RunEvent, InnerEvent, OuterEvent, EvalEvent, PhasesEvent)
 }
 
 
@@ -205,7 +226,7 @@ def read_events(run_dir: Path | str) -> list[Event]:
     return [event for path in paths for event in read_file(path)]
 
 
-Kind = TypeVar("Kind", RunEvent, InnerEvent, OuterEvent, EvalEvent)
+Kind = TypeVar("Kind", RunEvent, InnerEvent, OuterEvent, EvalEvent, PhasesEvent)
 
 
 def of_kind(events: Iterable[Event], kind: type[Kind]) -> list[Kind]:

@@ -3,19 +3,20 @@
 from collections.abc import Sequence
 from html import escape
 
-# The --series variables are those that `dsx.tracking.svg` leaves in the drawings.
+# The --series colours are told apart by colour-blind readers, too (after Okabe and Ito). They are
+# the variables that `dsx.tracking.svg` leaves in the drawings.
 CSS = """
 :root {
   color-scheme: light dark;
   --page: #ffffff; --ink: #1d2330; --faint: #c9ced8; --soft: #5b6474; --row: #f4f6f9;
-  --series-1: #1f6feb; --series-2: #d1542c; --series-3: #1a9850; --series-4: #8250df;
-  --series-5: #b8860b; --series-6: #0f8a8a; --series-7: #c2387f; --series-8: #6b7280;
+  --series-1: #0072b2; --series-2: #d55e00; --series-3: #009e73; --series-4: #b65a94;
+  --series-5: #e0a100; --series-6: #45a5d8; --series-7: #6a4fa3; --series-8: #6b7280;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --page: #12161d; --ink: #e4e8ef; --faint: #3b4453; --soft: #9aa4b5; --row: #1a2029;
-    --series-1: #6cb0ff; --series-2: #ff9466; --series-3: #5ad18a; --series-4: #bd98ff;
-    --series-5: #e5bd4f; --series-6: #52cfcf; --series-7: #ff86bd; --series-8: #a3adbb;
+    --series-1: #4ba3e0; --series-2: #f08a3c; --series-3: #35c79d; --series-4: #dd93bf;
+    --series-5: #f2c440; --series-6: #8fd0f5; --series-7: #a996e0; --series-8: #a3adbb;
   }
 }
 body {
@@ -26,9 +27,10 @@ h1 { font-size: 1.6rem; margin: 0 0 0.2rem; }
 h2 { font-size: 1.15rem; margin: 2rem 0 0.6rem; }
 p { color: var(--soft); margin: 0 0 1.2rem; }
 .plots {
-  display: grid; gap: 1rem;
+  display: grid; gap: 1rem; align-items: start;
   grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr));
 }
+figure.wide { grid-column: 1 / -1; }
 figure { margin: 0; border: 1px solid var(--faint); border-radius: 8px; padding: 0.5rem; }
 figure svg { display: block; width: 100%; height: auto; }
 .table { overflow-x: auto; }

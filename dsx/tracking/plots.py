@@ -1,6 +1,6 @@
 """The plots of a report. Each takes all runs and returns a figure, or None without data."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,13 @@ from dsx.tracking.events import (
     latest_by_step,
     of_kind,
 )
+from dsx.tracking.places import Place, busy_shares, places
 from dsx.tracking.summary import FP32_BYTES, compute_seconds, split_by_cluster
 from dsx.tracking.svg import FAINT, INK, STYLE, series_colour
 from dsx.tracking.text import count_text
 
 MAX_POINTS = 1500
+WIDTH = 7.2
 _MAX_BARS = 60
 
 
@@ -40,17 +42,45 @@ class RunData:
 
 
 def loss_over_tokens(runs: Sequence[RunData]) -> Figure | None:
+    """Losses over the tokens that each cluster has trained on."""
+    return _losses(runs, "tokens", lambda place: place.tokens, "tokens of a cluster", "")
+
+
+def loss_over_bytes(runs: Sequence[RunData]) -> Figure | None:
+    """Losses over the bytes that each cluster has sent to others; None where nothing was sent."""
+    if not any(event.bytes_sent for run in runs for event in of_kind(run.events, OuterEvent)):
+        return None
+    return _losses(runs, "bytes sent", lambda place: place.bytes, "sent by a cluster", "B")
+
+
+def loss_over_time(runs: Sequence[RunData]) -> Figure | None:
+    """Losses over the time that each cluster has run, without the gaps between its starts."""
+    return _losses(runs, "time", lambda place: place.seconds / 60, "minutes", None)
+
+
+def _losses(
+    runs: Sequence[RunData],
+    over: str,
+    x_of: Callable[[Place], float],
+    x_label: str,
+    x_unit: str | None,
+) -> Figure | None:
     """Training loss of each cluster and held-out loss of the shared weights."""
-    figure, axes = _figure()
+    figure, axes = new_figure()
     drawn = 0
     for index, (_, label, events) in _numbered(runs):
-        steps = latest_by_step(events)
+        steps = {
+            event.step: (x_of(place), event.loss)
+            for event, place in places(events)
+            if isinstance(event, InnerEvent)
+        }
         if steps:
-            x, y = _thin([s.tokens for s in steps], [s.loss for s in steps])
+            points = [steps[step] for step in sorted(steps)]
+            x, y = _thin([x for x, _ in points], [loss for _, loss in points])
             axes.plot(x, y, color=series_colour(index), alpha=0.85, label=label)
             drawn += 1
     for number, run in enumerate(runs):
-        x, y = _shared_evaluations(run)
+        x, y = _shared_evaluations(run, x_of)
         if x:
             label = "shared, held out" if len(runs) == 1 else f"{run.label}: shared, held out"
             axes.plot(
@@ -66,17 +96,18 @@ def loss_over_tokens(runs: Sequence[RunData]) -> Figure | None:
             drawn += 1
     if not drawn:
         return None
-    return _finish(figure, axes, "Loss", "tokens of a cluster", "nats per token", x_unit="")
+    title = f"Loss over {over}"
+    return finish(figure, axes, title, x_label, "nats per token", x_unit=x_unit)
 
 
 def bytes_over_steps(runs: Sequence[RunData]) -> Figure | None:
     """Bytes sent by each cluster, summed up, and what per-step fp32 all-reduce would have sent."""
-    figure, axes = _figure()
+    figure, axes = new_figure()
     last_steps: dict[int, int] = {}
     """Parameters -> inner steps: runs of one model size share the line to compare with."""
     drawn = 0
     for index, (run, label, events) in _numbered(runs):
-        points = list(_sent(events))
+        points = [(p.step, p.bytes) for e, p in places(events) if isinstance(e, OuterEvent)]
         if not points or points[-1][1] == 0:
             continue
         x, y = zip(*points, strict=True)
@@ -98,7 +129,7 @@ def bytes_over_steps(runs: Sequence[RunData]) -> Figure | None:
             label=label if len(last_steps) == 1 else f"{label}, {count_text(size)} parameters",
         )
     axes.set_yscale("log")
-    return _finish(
+    return finish(
         figure, axes, "Bytes a cluster has sent", "inner step", "bytes", x_unit=None, y_unit="B"
     )
 
@@ -115,7 +146,7 @@ def seconds_per_round(run: RunData, title: str) -> Figure | None:
         np.array([np.mean([phases[r][phase] for r in group]) for group in groups])
         for phase in range(3)
     )
-    figure, axes = _figure()
+    figure, axes = new_figure()
     left = np.array([group[0] for group in groups], dtype=float)
     bar = 0.4 * width
     axes.bar(left, inner, bar, color=series_colour(0), label="inner compute")
@@ -124,12 +155,12 @@ def seconds_per_round(run: RunData, title: str) -> Figure | None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if width > 1:
         title += f", means over {width} rounds"
-    return _finish(figure, axes, title, "round", "seconds", x_unit=None)
+    return finish(figure, axes, title, "round", "seconds", x_unit=None)
 
 
 def tokens_per_second(runs: Sequence[RunData]) -> Figure | None:
     """Throughput of each cluster."""
-    figure, axes = _figure()
+    figure, axes = new_figure()
     drawn = 0
     for index, (_, label, events) in _numbered(runs):
         steps = latest_by_step(events)
@@ -140,16 +171,33 @@ def tokens_per_second(runs: Sequence[RunData]) -> Figure | None:
     if not drawn:
         return None
     axes.set_ylim(bottom=0)
-    return _finish(figure, axes, "Throughput", "inner step", "tokens per second", x_unit=None)
+    return finish(figure, axes, "Throughput", "inner step", "tokens per second", x_unit=None)
 
 
-def _figure() -> tuple[Figure, Any]:
+def utilization(runs: Sequence[RunData]) -> Figure | None:
+    """The share of its time that each cluster spends in inner steps."""
+    figure, axes = new_figure()
+    drawn = 0
+    for index, (_, label, events) in _numbered(runs):
+        shares = busy_shares(events)
+        if shares:
+            x, y = _thin([step for step, _ in shares], [100 * share for _, share in shares])
+            axes.plot(x, y, color=series_colour(index), label=label)
+            drawn += 1
+    if not drawn:
+        return None
+    axes.set_ylim(0, 103)
+    return finish(figure, axes, "Compute utilization", "inner step", "%", x_unit=None)
+
+
+def new_figure(height: float = 3.6, width: float = WIDTH) -> tuple[Figure, Any]:
+    """A figure with one pair of axes; sizes in inches, at 100 pixels each."""
     with rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained")
         return figure, figure.subplots()
 
 
-def _finish(
+def finish(
     figure: Figure,
     axes: Any,
     title: str,
@@ -158,7 +206,12 @@ def _finish(
     *,
     x_unit: str | None,
     y_unit: str | None = None,
+    handles: Sequence[Any] | None = None,
 ) -> Figure:
+    """Title, axes and legend; a unit None leaves an axis with plain numbers.
+
+    `handles`: of the legend; by default what was labelled.
+    """
     with rc_context(STYLE):
         axes.set_title(title)
         axes.set_xlabel(x_label)
@@ -168,9 +221,10 @@ def _finish(
         if y_unit is not None:
             axes.yaxis.set_major_formatter(EngFormatter(unit=y_unit))
         axes.tick_params(color=FAINT)
-        handles, labels = axes.get_legend_handles_labels()
-        columns = min(3, len(labels))
-        figure.legend(handles, labels, fontsize=8, ncols=columns, loc="outside lower center")
+        entries = axes.get_legend_handles_labels()[0] if handles is None else handles
+        if entries:
+            columns = min(round(4 * figure.get_figwidth() / WIDTH), len(entries))
+            figure.legend(handles=entries, fontsize=8, ncols=columns, loc="outside lower center")
     return figure
 
 
@@ -195,27 +249,18 @@ def _thin(x: Sequence[float], y: Sequence[float]) -> tuple[Sequence[float], Sequ
     )
 
 
-def _shared_evaluations(run: RunData) -> tuple[list[int], list[float]]:
-    """Held-out losses of the shared weights over the tokens of the cluster that measured."""
-    found: dict[int, float] = {}
+def _shared_evaluations(
+    run: RunData, x_of: Callable[[Place], float]
+) -> tuple[list[float], list[float]]:
+    """Held-out losses of the shared weights, placed where the cluster that measured them was."""
+    found: dict[int, tuple[float, float]] = {}
     for events in split_by_cluster(run.events).values():
-        tokens = {step.step: step.tokens for step in of_kind(events, InnerEvent)}
-        for event in of_kind(events, EvalEvent):
-            if event.weights == "shared" and (event.step == 0 or event.step in tokens):
-                # All clusters hold the same shared weights: one point for each place is enough.
-                found.setdefault(tokens.get(event.step, 0), event.loss)
-    return sorted(found), [found[key] for key in sorted(found)]
-
-
-def _sent(events: Sequence[Event]) -> Iterator[tuple[int, int]]:
-    """(inner steps so far, bytes sent so far) after each exchange of one cluster."""
-    step = total = 0
-    for event in events:
-        if isinstance(event, InnerEvent):
-            step = event.step
-        elif isinstance(event, OuterEvent):
-            total += event.bytes_sent
-            yield step, total
+        for event, place in places(events):
+            if isinstance(event, EvalEvent) and event.weights == "shared":
+                # All clusters hold the same shared weights: one point for each round is enough.
+                found.setdefault(event.round, (x_of(place), event.loss))
+    points = sorted(found.values())
+    return [x for x, _ in points], [y for _, y in points]
 
 
 def _phase_seconds(run: RunData) -> dict[int, tuple[float, float, float]]:

@@ -7,19 +7,26 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from dsx.tracking import page
 from dsx.tracking.events import RunEvent, of_kind, read_events
 from dsx.tracking.plots import (
+    WIDTH,
     RunData,
     bytes_over_steps,
+    loss_over_bytes,
+    loss_over_time,
     loss_over_tokens,
     seconds_per_round,
     tokens_per_second,
+    utilization,
 )
 from dsx.tracking.round_plots import adaptation_over_rounds
 from dsx.tracking.summary import RunSummary
 from dsx.tracking.svg import to_svg
 from dsx.tracking.text import DASH, bytes_text, count_text, number_text, seconds_text
+from dsx.tracking.time_plots import membership, timeline
 
 
 def write_report(run_dirs: Sequence[Path | str], output: Path | str) -> Path:
@@ -73,18 +80,33 @@ def render_report(run_dirs: Sequence[Path | str]) -> str:
 def _plots(runs: Sequence[RunData]) -> list[str]:
     drawings = [
         ("loss", "Loss over tokens", loss_over_tokens(runs)),
+        ("loss-bytes", "Loss over bytes", loss_over_bytes(runs)),
+        ("loss-time", "Loss over time", loss_over_time(runs)),
         ("bytes", "Bytes sent over inner steps", bytes_over_steps(runs)),
+        ("utilization", "Compute utilization over inner steps", utilization(runs)),
         ("speed", "Tokens per second over inner steps", tokens_per_second(runs)),
         ("rounds", "Steps, rank, bytes and exchange over rounds", adaptation_over_rounds(runs)),
     ]
     for number, run in enumerate(runs):
-        name = "Seconds of a round" if len(runs) == 1 else f"{run.label}: seconds of a round"
-        drawings.append((f"phases-{number}", name, seconds_per_round(run, name)))
+        one = "" if len(runs) == 1 else f"{run.label}: "
+        per_run: list[tuple[str, str, Callable[[RunData, str], Figure | None]]] = [
+            ("timeline", "what every rank did", timeline),
+            ("membership", "who took part", membership),
+            ("phases", "seconds of a round", seconds_per_round),
+        ]
+        for key, name, draw in per_run:
+            title = f"{one}{name}" if one else name.capitalize()
+            drawings.append((f"{key}-{number}", title, draw(run, title)))
     return [
-        f'<figure id="plot-{key}">{to_svg(figure, key, escape(name))}</figure>'
+        f'<figure id="plot-{key}"{_width_class(figure)}>'
+        f"{to_svg(figure, key, escape(name))}</figure>"
         for key, name, figure in drawings
         if figure is not None
     ]
+
+
+def _width_class(figure: Figure) -> str:
+    return ' class="wide"' if figure.get_figwidth() > WIDTH else ""
 
 
 def _summary_table(labels: Sequence[str], summaries: Sequence[RunSummary]) -> str:

@@ -47,6 +47,6 @@ def adaptation_over_rounds(runs: Sequence[RunData]) -> Figure | None:
         all_axes[-1].set_xlabel("round")
         all_axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
         handles, labels = all_axes[0].get_legend_handles_labels()
-        columns = min(3, len(labels))
+        columns = min(4, len(labels))
         figure.legend(handles, labels, fontsize=8, ncols=columns, loc="outside lower center")
     return figure

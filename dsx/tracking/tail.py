@@ -4,11 +4,12 @@ from pathlib import Path
 
 
 class Tail:
-    """The lines that join a file after `start`; the file need not exist yet."""
+    """The lines that join a file from now on; the file need not exist yet."""
 
-    def __init__(self, path: Path, *, from_end: bool = True) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._position = path.stat().st_size if from_end and path.exists() else 0
+        # A line that a killed process did not end is ended, or cut off, by the next one.
+        self._position = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
         self._partial = b""
 
     def new_lines(self) -> list[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from dsx.tracking.events import EvalEvent, Event, InnerEvent, OuterEvent, RunEvent
+from dsx.tracking.events import EvalEvent, Event, InnerEvent, OuterEvent, PhasesEvent, RunEvent
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class WandbSink:
         try:
             if isinstance(event, RunEvent):
                 self._run.config.update(_config(event), allow_val_change=True)
-            else:
+            elif not isinstance(event, PhasesEvent):
                 if isinstance(event, InnerEvent):
                     self._tokens = event.tokens
                 self._run.log(_row(event, self._tokens))

@@ -2,13 +2,15 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 
 from dsx.cluster.engine import StepResult
 from dsx.outer.report import RoundReport
 from dsx.settings import Settings
 from dsx.settings.codec_block import CompressionSettings, LowRankCodec, TopKCodec
-from dsx.tracking.events import EvalEvent, InnerEvent, OuterEvent, RunEvent
+from dsx.spans import Span
+from dsx.tracking.events import EvalEvent, InnerEvent, OuterEvent, PhasesEvent, RunEvent
 from dsx.tracking.ledger import Ledger
 from dsx.tracking.tracker import Tracker
 from dsx.training.preflight import Preflight
@@ -17,6 +19,9 @@ log = logging.getLogger(__name__)
 
 _PROGRESS_SECONDS = 10.0
 """At least this long passes between two lines of progress."""
+
+_PHASES_ROUNDS, _PHASES_EVERY = 3, 100
+"""Of every so many rounds, the phases of so many are told."""
 
 _PACKAGES = ("dsx", "torch", "deepspeed", "transformers", "torchft")
 
@@ -109,6 +114,19 @@ class Reporter:
                 cosine=report.cosine,
             )
         )
+
+    def wants_phases(self, round_: int) -> bool:
+        """Whether the timeline of the round after `round_` is to be told: of a few in a row, so
+        that an exchange is seen beside the steps that hide it, and seldom."""
+        return round_ % _PHASES_EVERY < _PHASES_ROUNDS
+
+    def phases(self, round_: int, ranks: Sequence[Sequence[Span]]) -> None:
+        """What each rank of the cluster did in a round."""
+        for rank, spans in enumerate(ranks):
+            told = [(name, round(start, 4), round(seconds, 4)) for name, start, seconds in spans]
+            self._tracker.log(
+                PhasesEvent(cluster=self._cluster, round=round_, rank=rank, spans=told)
+            )
 
     def evaluation(self, step: int, round_: int, loss: float, shared: bool) -> None:
         weights = "shared weights" if shared else "weights"

@@ -16,6 +16,7 @@ from dsx.models.stage import Stage
 from dsx.outer.engine import Interrupted, OuterEngine
 from dsx.outer.report import RoundReport
 from dsx.settings import Settings
+from dsx.spans import record, span, take
 from dsx.tracking.ledger import Ledger
 from dsx.tracking.phases import announce
 from dsx.tracking.tracker import Tracker
@@ -157,6 +158,7 @@ class ClusterRun:
             announce("waiting for the other clusters", self.engine.rank)
             clusters = self.outer.start()
             log.info("training together: %s", ", ".join(clusters))
+            record(self._report.wants_phases(self._round))
             if not self.outer.goes_on:
                 # A cluster that comes later goes on where the others are.
                 self.step = self.outer.steps.step
@@ -205,7 +207,10 @@ class ClusterRun:
 
     def save(self, *, wait: bool = False) -> Path | None:
         """Write a checkpoint of this moment, between two inner steps; see `RunSaver.save`."""
-        return self.saver.save(self.step, self._evaluated_at, self._position, self.outer, wait=wait)
+        with span("save"):
+            return self.saver.save(
+                self.step, self._evaluated_at, self._position, self.outer, wait=wait
+            )
 
     def _build_stage(self, index: int) -> Stage:
         pipeline = self._dsx.pipeline
@@ -250,7 +255,8 @@ class ClusterRun:
         samples = self._draw()
         rate = learning_rate(self.step, self._settings)
         self._batches.load(samples)
-        result = self.engine.train_step(self._batches, rate)
+        with span("inner steps"):
+            result = self.engine.train_step(self._batches, rate)
         # The run's steps are those of the fastest cluster: one that makes fewer of its own in a
         # round (`outer.adapt.balanced`) passes several with each.
         self.step = self.outer.steps.next_step if self.outer is not None else self.step + 1
@@ -278,10 +284,18 @@ class ClusterRun:
 
     def _after_commit(self, report: RoundReport) -> None:
         self._report.outer(report)
+        self._tell_phases(report.round)
         if self._evaluation_is_due():
             self._evaluate()
         if self.saver.is_due(self.step, report.round):
             self.save()
+
+    def _tell_phases(self, round_: int) -> None:
+        """What the ranks did in a round that has ended, if that was to be recorded (collective)."""
+        spans = take()
+        if self._report.wants_phases(round_ - 1):
+            self._report.phases(round_, self.engine.agreement.gather(spans))
+        record(self._report.wants_phases(round_))
 
     def _evaluation_is_due(self) -> bool:
         every = self._dsx.training.eval_every
@@ -295,7 +309,8 @@ class ClusterRun:
             own = weights.fetch()
             weights.store(self.outer.theta)
         announce("evaluating", self.engine.rank)
-        loss = self.engine.eval_loss(self._heldout)
+        with span("evaluate"):
+            loss = self.engine.eval_loss(self._heldout)
         if own is not None:
             weights.store(own)
         round_ = self._round

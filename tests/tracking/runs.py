@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dsx.tracking.events import EvalEvent, Event, InnerEvent, OuterEvent, RunEvent
+from dsx.tracking.events import EvalEvent, Event, InnerEvent, OuterEvent, PhasesEvent, RunEvent
 from dsx.tracking.jsonl import JsonlSink
 
 PARAMETERS = 1_000
@@ -56,15 +56,35 @@ def eval_event(cluster: str = "c0", step: int = 4, **changes: Any) -> EvalEvent:
     return EvalEvent(cluster=cluster, step=step, **(values | changes))
 
 
+def phases_event(
+    cluster: str = "c0", round_: int = 1, rank: int = 0, **changes: Any
+) -> PhasesEvent:
+    start = 100.0 + 2 * round_
+    values: dict[str, Any] = {
+        "time": start + 2.0,
+        "spans": [
+            ("outer step", start, 0.05),
+            ("exchange", start + 0.05, 0.9),
+            ("encode", start + 0.05, 0.2),
+            ("inner steps", start + 0.05, 1.0),
+            ("wait", start + 1.05, 0.1),
+            ("inner steps", start + 1.2, 0.75),
+        ],
+    }
+    return PhasesEvent(cluster=cluster, round=round_, rank=rank, **(values | changes))
+
+
 def cluster_events(cluster: str) -> list[Event]:
     return [
         run_event(cluster),
         inner_event(cluster, 1),
         inner_event(cluster, 2),
         outer_event(cluster, 1),
+        *(phases_event(cluster, 1, rank) for rank in (0, 1)),
         inner_event(cluster, 3),
         inner_event(cluster, 4),
         outer_event(cluster, 2),
+        *(phases_event(cluster, 2, rank) for rank in (0, 1)),
         eval_event(cluster),
     ]
 

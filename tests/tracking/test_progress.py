@@ -143,3 +143,13 @@ def test_a_tail_gives_each_line_once(tmp_path: Path):
         file.write("o\n")
     assert tail.new_lines() == ["two"]
     assert tail.new_lines() == []
+
+
+def test_a_line_that_a_killed_process_had_begun_is_not_missed_when_it_is_cut(tmp_path: Path):
+    path = tmp_path / "file"
+    path.write_text("old\nbeg")
+    tail = Tail(path)
+    path.write_text("old\n")
+    with path.open("a") as file:
+        file.write("new\n")
+    assert tail.new_lines() == ["new"]

@@ -11,10 +11,26 @@ from dsx.cli.main import main
 from dsx.errors import TrackingError
 from dsx.tracking.events import Event
 from dsx.tracking.jsonl import JsonlSink
-from dsx.tracking.plots import MAX_POINTS, RunData, loss_over_tokens, seconds_per_round
+from dsx.tracking.places import busy_shares
+from dsx.tracking.plots import (
+    MAX_POINTS,
+    RunData,
+    loss_over_bytes,
+    loss_over_time,
+    loss_over_tokens,
+    seconds_per_round,
+)
 from dsx.tracking.report import render_report, write_report
 from dsx.tracking.round_plots import adaptation_over_rounds
-from tests.tracking.runs import cluster_events, inner_event, outer_event, run_event, write_run
+from dsx.tracking.time_plots import membership, timeline
+from tests.tracking.runs import (
+    cluster_events,
+    inner_event,
+    outer_event,
+    phases_event,
+    run_event,
+    write_run,
+)
 
 HOSTILE = "<script>alert(1)</script>&\"'$x^2$"
 
@@ -72,7 +88,10 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_has_every_plot_and_its_numbers(run_dir: Path):
     page = Page(render_report([run_dir]))
     plots = [name for name in page.ids if name.startswith("plot-")]
-    assert plots == ["plot-loss", "plot-bytes", "plot-speed", "plot-rounds", "plot-phases-0"]
+    assert plots == [
+        *("plot-loss", "plot-loss-bytes", "plot-loss-time", "plot-bytes", "plot-utilization"),
+        *("plot-speed", "plot-rounds", "plot-timeline-0", "plot-membership-0", "plot-phases-0"),
+    ]
     assert page.tags.count("svg") == len(plots)
     for row in (
         ["tokens", "512"],
@@ -158,6 +177,64 @@ def test_several_runs_stand_side_by_side(run_dir: Path, tmp_path: Path):
     assert ["tokens", "512", "512"] in page.rows
     assert {"tiny: c0", "tiny: c1", "other: c0", "other: c1"} <= {row[0] for row in page.rows}
     assert {"plot-phases-0", "plot-phases-1"} <= set(page.ids)
+
+
+def test_the_timeline_has_a_row_for_every_rank_and_the_last_rounds_that_all_recorded():
+    events: list[Event] = [
+        phases_event(cluster, round_, rank)
+        for cluster, rounds in (("c0", (1, 2, 3, 101, 102)), ("c1", (1, 2, 3, 101)))
+        for round_ in rounds
+        for rank in (0, 1)
+    ]
+    figure = timeline(RunData("x", events), "what every rank did")
+    assert figure is not None
+    [axes] = figure.axes
+    assert axes.get_title(loc="left") == "what every rank did, round 101"
+    rows = [label.get_text() for label in axes.get_yticklabels()]
+    assert rows == ["c0, rank 0", "c0, rank 1", "c1, rank 0", "c1, rank 1"]
+    told = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert told == ["inner steps", "wait for the exchange", "outer step", "exchange", "encode"]
+
+
+def test_who_took_part_has_a_gap_where_a_cluster_was_away():
+    members = {1: ["a", "b"], 2: ["a"], 3: ["a", "b"], 4: ["a", "b"]}
+    events: list[Event] = [
+        run_event("a", time=0.0),
+        *(outer_event("a", n, time=60.0 * n, participants=who) for n, who in members.items()),
+    ]
+    figure = membership(RunData("x", events), "who took part")
+    assert figure is not None
+    bars = [
+        [(box.x0, box.width) for path in bar.get_paths() for box in [path.get_extents()]]
+        for bar in figure.axes[0].collections
+    ]
+    assert bars == [[(0.0, 4.0)], [(0.0, 1.0), (2.0, 2.0)]]
+
+
+def test_utilization_is_the_share_of_the_time_in_inner_steps():
+    events: list[Event] = [run_event(time=0.0)]
+    # 64 tokens at 128 tokens/s take half of the second between two lines.
+    events += [inner_event(step=step, time=float(step)) for step in range(1, 42)]
+    assert busy_shares(events) == [(21, 0.5), (41, 0.5)]
+
+
+def test_losses_are_drawn_over_time_without_the_gap_of_a_restart():
+    events: list[Event] = [
+        *(run_event(time=0.0), inner_event(step=1, time=60.0), inner_event(step=2, time=120.0)),
+        *(run_event(time=9000.0), inner_event(step=3, time=9060.0)),
+    ]
+    figure = loss_over_time([RunData("x", events)])
+    assert figure is not None
+    assert list(figure.axes[0].lines[0].get_xdata()) == [1.0, 2.0, 3.0]
+    assert loss_over_bytes([RunData("x", events)]) is None  # nothing was sent
+
+
+def test_a_run_in_progress_gets_its_page(tmp_path: Path):
+    write_run(tmp_path)
+    with (tmp_path / "metrics-c0.jsonl").open("a") as file:
+        file.write('{"kind": "inner", "clus')  # being written
+    (tmp_path / "metrics-c2.jsonl").touch()  # has only just started
+    assert ["tokens", "512"] in Page(render_report([tmp_path])).rows
 
 
 def test_a_run_without_a_step_still_gets_its_page(tmp_path: Path):
