@@ -55,7 +55,12 @@ def loss_over_bytes(runs: Sequence[RunData]) -> Figure | None:
 
 def loss_over_time(runs: Sequence[RunData]) -> Figure | None:
     """Losses over the time that each cluster has run, without the gaps between its starts."""
-    return _losses(runs, "time", lambda place: place.seconds / 60, "minutes", None)
+    seconds = max(
+        (place.seconds for _, (_, _, events) in _numbered(runs) for _, place in places(events)),
+        default=0.0,
+    )
+    unit, label = time_unit(seconds)
+    return _losses(runs, "time", lambda place: place.seconds / unit, label, None)
 
 
 def _losses(
@@ -182,7 +187,8 @@ def utilization(runs: Sequence[RunData]) -> Figure | None:
         shares = busy_shares(events)
         if shares:
             x, y = _thin([step for step, _ in shares], [100 * share for _, share in shares])
-            axes.plot(x, y, color=series_colour(index), label=label)
+            marker = "o" if len(x) < 30 else None  # one stretch alone is no line
+            axes.plot(x, y, color=series_colour(index), marker=marker, markersize=4, label=label)
             drawn += 1
     if not drawn:
         return None
@@ -234,6 +240,12 @@ def _numbered(
     return enumerate(
         (run, label, events) for run in runs for label, events in run.clusters(len(runs) > 1)
     )
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """(seconds, name) of the unit in which a stretch of time is read easily."""
+    units = ((180.0, 1.0, "seconds"), (3 * 3600.0, 60.0, "minutes"), (96 * 3600.0, 3600.0, "hours"))
+    return next(((unit, name) for most, unit, name in units if seconds < most), (86400.0, "days"))
 
 
 def _thin(x: Sequence[float], y: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:

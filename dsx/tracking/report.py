@@ -90,9 +90,9 @@ def _plots(runs: Sequence[RunData]) -> list[str]:
     for number, run in enumerate(runs):
         one = "" if len(runs) == 1 else f"{run.label}: "
         per_run: list[tuple[str, str, Callable[[RunData, str], Figure | None]]] = [
+            ("phases", "seconds of a round", seconds_per_round),
             ("timeline", "what every rank did", timeline),
             ("membership", "who took part", membership),
-            ("phases", "seconds of a round", seconds_per_round),
         ]
         for key, name, draw in per_run:
             title = f"{one}{name}" if one else name.capitalize()

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from dsx.tracking.events import OuterEvent, PhasesEvent, of_kind
-from dsx.tracking.plots import WIDTH, RunData, finish, new_figure
+from dsx.tracking.plots import WIDTH, RunData, finish, new_figure, time_unit
 from dsx.tracking.svg import STYLE, series_colour
 
 # Of what stands still in the training thread nothing may be overlooked: it has the loudest colour.
@@ -70,13 +70,14 @@ def membership(run: RunData, title: str) -> Figure | None:
         return None
     names = sorted({name for event in rounds.values() for name in event.participants})
     start = min(event.time for event in run.events)
+    unit, label = time_unit(max(event.time for event in run.events) - start)
     figure, axes = new_figure(1.3 + 0.3 * len(names))
     for row, name in enumerate(names):
         bars: list[tuple[float, float]] = []
         before = start
         for number in sorted(rounds):
             event = rounds[number]
-            begin, end = (before - start) / 60, (event.time - start) / 60
+            begin, end = (before - start) / unit, (event.time - start) / unit
             before = max(before, event.time)
             if name not in event.participants or end <= begin:
                 continue
@@ -87,7 +88,7 @@ def membership(run: RunData, title: str) -> Figure | None:
     _name_rows(axes, names)
     axes.set_xlim(left=0)
     axes.grid(visible=False, axis="y")
-    return finish(figure, axes, title, "minutes since the first start", "", x_unit=None)
+    return finish(figure, axes, title, f"{label} since the first start", "", x_unit=None)
 
 
 def _name_rows(axes: object, names: Sequence[str]) -> None:

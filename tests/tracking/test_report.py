@@ -90,7 +90,7 @@ def test_the_page_has_every_plot_and_its_numbers(run_dir: Path):
     plots = [name for name in page.ids if name.startswith("plot-")]
     assert plots == [
         *("plot-loss", "plot-loss-bytes", "plot-loss-time", "plot-bytes", "plot-utilization"),
-        *("plot-speed", "plot-rounds", "plot-timeline-0", "plot-membership-0", "plot-phases-0"),
+        *("plot-speed", "plot-rounds", "plot-phases-0", "plot-timeline-0", "plot-membership-0"),
     ]
     assert page.tags.count("svg") == len(plots)
     for row in (
