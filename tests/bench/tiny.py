@@ -4,16 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-MODEL = {
-    "model_type": "llama",
-    "vocab_size": 300,
-    "hidden_size": 16,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "tie_word_embeddings": False,
-}
+from tests.tiny_settings import tiny_settings
 
 
 def settings_file(folder: Path, **model: Any) -> Path:
@@ -24,25 +15,19 @@ def settings_file(folder: Path, **model: Any) -> Path:
         words = (f"document {document} says {document * line}" for line in range(40))
         (text / f"{document}.txt").write_text("\n".join(words))
     file = folder / "settings.json"
-    settings = {
+    config = {"num_hidden_layers": 3, "tie_word_embeddings": False, **model}
+    changes = {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 2,
-        "gradient_clipping": 1.0,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "optimizer": {"params": {"lr": 1e-3}},
         "dsx": {
             "name": "bench",
             "run_dir": str(folder / "untouched"),
-            "model": {"config": {**MODEL, **model}},
+            "model": {"config": config},
             "pipeline": {"stages": 2},
-            "data": {
-                "source": str(text / "*.txt"),
-                "seq_len": 16,
-                "heldout_fraction": 0.2,
-                "cache_dir": str(folder / "cache"),
-            },
-            "tokenizer": {"vocab_size": 300},
             "training": {"steps": 4},
         },
     }
+    settings = tiny_settings(folder, str(text / "*.txt"), changes)
     file.write_text(json.dumps(settings))
     return file

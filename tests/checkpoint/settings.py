@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-VOCABULARY = 300
+from tests.tiny_settings import tiny_settings
+
 STEPS = 36
 
 
@@ -39,39 +40,20 @@ def raw_settings(
     steps: int = STEPS,
 ) -> dict[str, Any]:
     """A run in `folder / run`; `replicas` only says how the batch is cut."""
-    return {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 4 // replicas,
-        "gradient_clipping": 1.0,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
-        "bf16": {"enabled": bf16},
-        "dsx": {
-            "name": "plain" if outer is None else "outer",
-            "run_dir": str(folder / run),
-            "model": {
-                "config": {
-                    "model_type": "llama",
-                    "vocab_size": VOCABULARY,
-                    "hidden_size": 16,
-                    "intermediate_size": 40,
-                    "num_hidden_layers": 4,
-                    "num_attention_heads": 2,
-                    "num_key_value_heads": 2,
-                    "max_position_embeddings": 64,
-                    "tie_word_embeddings": tied,
-                }
+    return tiny_settings(
+        folder,
+        str(folder / "corpus" / "*.txt"),
+        {
+            "gradient_accumulation_steps": 4 // replicas,
+            "bf16": {"enabled": bf16},
+            "dsx": {
+                "name": "plain" if outer is None else "outer",
+                "run_dir": str(folder / run),
+                "model": {"config": {"tie_word_embeddings": tied}},
+                "pipeline": {"stages": stages},
+                "training": {"steps": steps, "eval_every": 10, "eval_batches": 2},
+                "outer": {"local_steps": 5, "timeout_seconds": 60.0} | (outer or {}),
+                "checkpoint": {"every_rounds": 2, "keep": 2},
             },
-            "pipeline": {"stages": stages},
-            "data": {
-                "source": str(folder / "corpus" / "*.txt"),
-                "seq_len": 16,
-                "heldout_fraction": 0.2,
-                "cache_dir": str(folder / "cache"),
-            },
-            "tokenizer": {"vocab_size": VOCABULARY},
-            "training": {"steps": steps, "eval_every": 10, "eval_batches": 2},
-            "outer": {"local_steps": 5, "timeout_seconds": 60.0} | (outer or {}),
-            "checkpoint": {"every_rounds": 2, "keep": 2},
-            "tracking": {"wandb": False},
         },
-    }
+    )

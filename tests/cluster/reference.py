@@ -2,6 +2,7 @@
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from dsx.cluster.schedule import learning_rate
 from dsx.models.config import load_config
 from dsx.models.plan import ModelPlan
 from dsx.settings import Settings, parse_settings
+from tests.tiny_settings import tiny_settings
 
 SEQUENCES = 8  # of one inner step of the cluster, however it is cut
 SEQ_LEN = 16
@@ -33,40 +35,24 @@ def settings_for(
         "type": "AdamW",
         "params": {"lr": 1e-2, "betas": [0.9, 0.95], "weight_decay": 0.1},
     }
-    return parse_settings(
-        {
-            "train_micro_batch_size_per_gpu": SEQUENCES // replicas // accumulation,
-            "gradient_accumulation_steps": accumulation,
-            "gradient_clipping": clipping,
-            "optimizer": optimizer or adamw,
-            "bf16": {"enabled": bf16},
-            "dsx": {
-                "name": "test",
-                "run_dir": "runs/test",
-                "seed": 5,
-                "model": {
-                    "config": {
-                        "model_type": "llama",
-                        "vocab_size": VOCABULARY,
-                        "hidden_size": 16,
-                        "intermediate_size": 40,
-                        "num_hidden_layers": 4,
-                        "num_attention_heads": 2,
-                        "num_key_value_heads": 2,
-                        "max_position_embeddings": 64,
-                        "tie_word_embeddings": tied,
-                    }
-                },
-                "pipeline": {"stages": stages, "activation_checkpointing": recompute},
-                "data": {"seq_len": SEQ_LEN},
-                "tokenizer": {"vocab_size": 300},
-                "training": {
-                    "steps": 20,
-                    "schedule": {"type": "cosine", "warmup_steps": 3, "min_ratio": 0.1},
-                },
+    changes = {
+        "train_micro_batch_size_per_gpu": SEQUENCES // replicas // accumulation,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": clipping,
+        "bf16": {"enabled": bf16},
+        "dsx": {
+            "seed": 5,
+            "model": {"config": {"vocab_size": VOCABULARY, "tie_word_embeddings": tied}},
+            "pipeline": {"stages": stages, "activation_checkpointing": recompute},
+            "data": {"seq_len": SEQ_LEN},
+            "training": {
+                "steps": 20,
+                "schedule": {"type": "cosine", "warmup_steps": 3, "min_ratio": 0.1},
             },
-        }
-    )
+        },
+    }
+    raw = tiny_settings(Path("nowhere"), "nothing.txt", changes)
+    return parse_settings(raw | {"optimizer": optimizer or adamw})
 
 
 def sequences(step: int) -> torch.Tensor:

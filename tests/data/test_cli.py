@@ -9,6 +9,7 @@ from dsx.cli import prepare, tokenizer
 from dsx.data.tokenizer import encode_documents
 from dsx.errors import DataError, ModelError
 from tests.data.conftest import document
+from tests.tiny_settings import tiny_settings
 
 
 def train(*words: str) -> int:
@@ -37,21 +38,13 @@ def test_tokenizer_train_writes_an_hf_folder_and_says_how_well_it_packs(
 
 
 def prepare_with(jsonl: Path, tokenizer_folder: Path, *overrides: str) -> int:
-    settings = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": 1.0,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-        "zero_optimization": {"stage": 1},
+    changes = {
         "dsx": {
-            "name": "test",
-            "run_dir": "runs/test",
-            "model": {"config": {"model_type": "llama", "vocab_size": 300}},
-            "data": {"source": jsonl.name, "heldout_fraction": 0.1, "cache_dir": "cache"},
+            "data": {"heldout_fraction": 0.1, "cache_dir": "cache"},
             "tokenizer": str(tokenizer_folder),
-            "training": {"steps": 1},
-        },
+        }
     }
+    settings = tiny_settings(Path(), jsonl.name, changes)
     Path("settings.json").write_text(json.dumps(settings))
     parser = argparse.ArgumentParser()
     prepare.add_arguments(parser)

@@ -4,6 +4,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from tests.tiny_settings import tiny_settings
+
 WORDS = ("def", "return", "import", "while", "lambda", "yield", "class", "assert", "raise", "with")
 
 
@@ -18,44 +20,33 @@ def write_corpus(folder: Path) -> str:
 
 def settings_json(folder: Path, corpus: str) -> dict[str, Any]:
     """A whole settings file: a Llama of width 16 and one layer, 12 steps."""
-    return {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": 1.0,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}},
-        "dsx": {
-            "name": "tiny",
-            "run_dir": str(folder / "run"),
-            "model": {
-                "config": {
-                    "model_type": "llama",
-                    "hidden_size": 16,
-                    "intermediate_size": 16,
-                    "num_hidden_layers": 1,
-                    "num_attention_heads": 2,
-                    "num_key_value_heads": 2,
-                    "vocab_size": 300,
-                    "max_position_embeddings": 16,
-                    "tie_word_embeddings": False,
-                }
-            },
-            "data": {
-                "source": corpus,
-                "seq_len": 16,
-                "heldout_fraction": 0.1,
-                "cache_dir": str(folder / "cache"),
-            },
-            "tokenizer": {"vocab_size": 300},
-            "training": {
-                "steps": 12,
-                "schedule": {"warmup_steps": 2},
-                "eval_every": 6,
-                "eval_batches": 4,
-            },
-            "outer": {
-                "local_steps": 3,
-                "delay": 1,
-                "compression": {"matrices": "none", "embeddings": "none", "vectors": "none"},
+    return tiny_settings(
+        folder,
+        corpus,
+        {
+            "train_micro_batch_size_per_gpu": 2,
+            "optimizer": {"params": {"weight_decay": 0.1}},
+            "dsx": {
+                "model": {
+                    "config": {
+                        "intermediate_size": 16,
+                        "num_hidden_layers": 1,
+                        "max_position_embeddings": 16,
+                        "tie_word_embeddings": False,
+                    }
+                },
+                "data": {"heldout_fraction": 0.1},
+                "training": {
+                    "steps": 12,
+                    "schedule": {"warmup_steps": 2},
+                    "eval_every": 6,
+                    "eval_batches": 4,
+                },
+                "outer": {
+                    "local_steps": 3,
+                    "delay": 1,
+                    "compression": {"matrices": "none", "embeddings": "none", "vectors": "none"},
+                },
             },
         },
-    }
+    )
