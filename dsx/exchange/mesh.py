@@ -102,6 +102,7 @@ def write_mesh(
             "another folder, or remove it"
         )
     keys = [X25519PrivateKey.generate() for _ in machines]
+    clusters = sum(machine.number == 0 for machine in machines)
     length = ipaddress.ip_network(network).prefixlen
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     root.chmod(0o700)
@@ -132,13 +133,13 @@ def write_mesh(
                 ]
         _write(place / f"{INTERFACE}.conf", "\n".join([*config, ""]))
         _write(place / SECRET, secret)
-        lines = _commands(machine, addresses[own], addresses[hub], own == hub)
+        lines = _commands(machine, addresses[own], addresses[hub], own == hub, clusters)
         _write(place / COMMANDS, "\n".join([*lines, ""]))
         written.append(place)
     return written
 
 
-def _commands(machine: Machine, own: str, hub: str, is_hub: bool) -> Iterator[str]:
+def _commands(machine: Machine, own: str, hub: str, is_hub: bool, clusters: int) -> Iterator[str]:
     """What to type on a machine, in the folder that was written for it."""
     yield f"# {machine.folder}: once, as root"
     yield f"cp {INTERFACE}.conf /etc/wireguard/ && wg-quick up {INTERFACE}"
@@ -148,11 +149,13 @@ def _commands(machine: Machine, own: str, hub: str, is_hub: bool) -> Iterator[st
         yield f"dsx coordinator --bind {hub}:{COORDINATOR_PORT} --secret-file {SECRET}"
     if machine.number == 0:
         yield ""
-        yield "# this cluster: put these arguments behind `deepspeed ... --module dsx.train`,"
-        yield "# with a path to the secret that is the same on all machines of the cluster"
+        yield "# this cluster: put these arguments behind"
+        yield "# `deepspeed --num_gpus N --module dsx.train --deepspeed_config FILE`,"
+        yield "# with a path to the secret that is the same on all machines of the cluster;"
+        yield "# the last one waits for the other clusters before the first step"
         yield (
             f"--cluster {machine.cluster} --coordinator http://{hub}:{COORDINATOR_PORT} "
-            f"--address {own} --secret-file {SECRET}"
+            f"--address {own} --secret-file {SECRET} --set dsx.outer.start_clusters={clusters}"
         )
 
 

@@ -125,7 +125,10 @@ def read_ledger(path: Path) -> list[Line]:
         try:
             lines.append(_LINE.validate_json(text))
         except ValidationError as error:
-            raise TrackingError(f"{path}, line {number} is no line of a ledger: {error}") from error
+            raise TrackingError(
+                f"{path}, line {number} is no line of a ledger ({text[:40]!r}); something "
+                "else than dsx has changed the file: bring it back from a copy"
+            ) from error
     return lines
 
 

@@ -86,6 +86,7 @@ def test_the_commands_fit_the_addresses(mesh: Path) -> None:
             assert parsed.address == own["Address"].partition("/")[0]
             assert parsed.coordinator == "http://10.83.0.2:29510"
             assert parsed.secret_file == "run-secret"
+            assert parsed.overrides == ["dsx.outer.start_clusters=3"]
 
 
 def test_a_folder_with_something_in_it_is_never_written_to(
