@@ -65,10 +65,10 @@ def test_the_validation_computes_what_it_compares(settings: Settings) -> None:
     found = {(c.method, c.what): c for c in checks(measured(CONFIG))}
     parameters = ModelPlan(load_config(settings.dsx.model)).parameter_counts().total
     sent = found["allreduce", "bytes a token"]
-    assert sent.predicted == pytest.approx(2 * 2 * parameters / 2048, rel=0.01)
+    assert sent.predicted == pytest.approx(2 * 4 * parameters / 2048, rel=0.01)
     step = found["allreduce", "step seconds"]
     assert step.measured == pytest.approx(60.0)
-    assert step.predicted == pytest.approx(1 + 8 * 2 * parameters * 1538 / 1460 / 1e6)
+    assert step.predicted == pytest.approx(1 + 8 * 4 * parameters * 1538 / 1460 / 1e6)
     assert found["allreduce", "utilization"].predicted == pytest.approx(1 / step.predicted)
     assert found["none", "largest rank"].predicted > 400e6
 

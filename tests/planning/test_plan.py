@@ -24,6 +24,7 @@ GPU = read_gpu("memory=8gb,tflops=1")
 def raw() -> dict[str, Any]:
     raw = read_json(CONFIG)
     raw["gradient_accumulation_steps"] = 8
+    raw["bf16"] = {"enabled": True}
     return raw
 
 
