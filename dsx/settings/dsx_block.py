@@ -153,9 +153,6 @@ class OuterSettings(Block):
         description="What happens when clusters hold different shared states after the same round: "
         "`stop` the run, or let the fewer take over the state of the more (`resync`).",
     )
-    state_device: Literal["cpu", "accelerator"] = Field(
-        "cpu", description="Where shared weights and outer momentum live."
-    )
     compression: CompressionSettings = Field(
         default_factory=CompressionSettings,
         description="How pseudo-gradients travel between clusters.",
