@@ -25,8 +25,10 @@ def run(args: argparse.Namespace) -> int:
     """0; 1 when tokens were passed over or trained twice, or the ledgers disagree."""
     from dsx.tracking.audit import audit, table
     from dsx.tracking.ledger import read_ledgers
+    from dsx.training.kept import kept_by_stopped
 
-    result = audit(read_ledgers(args.runs))
+    ledgers = read_ledgers(args.runs)
+    result = audit(ledgers, kept_by_stopped(args.runs, ledgers))
     if args.json:
         print(json.dumps(result.as_json(), indent=1))
     else:

@@ -4,8 +4,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dsx.outer.leases import Leases, Ranges, count
-from dsx.tracking.ledger import EndLine, Line, RoundLine, StartLine, StepLine
+from dsx.outer.leases import Leases, Ranges, count, without
+from dsx.tracking.ledger import EndLine, Line, RoundLine, StartLine, StepLine, ledger_name
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a cluster that does not run has in its newest checkpoint."""
+
+    name: str | None = None
+    """Of the checkpoint; None: it has none."""
+    unsent: Ranges = field(default_factory=list)
+    """Samples that were trained, and exchanged once the run goes on."""
+    round: int = 0
+    """Rounds committed in the shared state that belongs to it."""
+    leases: Leases = field(default_factory=Leases)
+    """Of that state."""
 
 
 @dataclass(frozen=True)
@@ -16,12 +30,10 @@ class ClusterFate:
     committed: int
     """Part of the model."""
     pending: int
-    """Not yet, but its samples are still on lease to the cluster."""
-
-    @property
-    def lost(self) -> int:
-        """Trained, and lost with a round that was not committed."""
-        return self.trained - self.committed - self.pending
+    """Not yet, but they still can be: their samples are on lease to the cluster, and the cluster
+    runs, or has them in its newest checkpoint."""
+    lost: int
+    """Trained in vain."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +41,7 @@ class Audit:
     """What came of all tokens."""
 
     rounds: int
-    """Committed rounds of the run's history."""
+    """Committed rounds of the run's history, in the newest state that there is."""
     clusters: Mapping[str, ClusterFate]
     never_trained: int
     """Tokens that were passed over: neither committed, nor on lease, nor waiting to be dealt."""
@@ -39,6 +51,8 @@ class Audit:
     """Tokens on lease or given back at the end, and not part of the model."""
     problems: Sequence[str] = field(default_factory=tuple)
     """Why the ledgers can't be right together."""
+    notes: Sequence[str] = field(default_factory=tuple)
+    """What decides on the fate of tokens that are not committed."""
 
     @property
     def is_clean(self) -> bool:
@@ -46,23 +60,25 @@ class Audit:
 
     def as_json(self) -> dict[str, Any]:
         """As `dsx audit --json` prints it."""
-        clusters = {
-            name: {**asdict(fate), "lost": fate.lost} for name, fate in self.clusters.items()
-        }
-        return {**asdict(self), "clusters": clusters, "is_clean": self.is_clean}
+        return {**asdict(self), "is_clean": self.is_clean}
 
 
-def audit(ledgers: Mapping[str, Sequence[Line]]) -> Audit:
-    """Replay the ledgers of all clusters of one run."""
+def audit(ledgers: Mapping[str, Sequence[Line]], kept: Mapping[str, Kept] | None = None) -> Audit:
+    """Replay the ledgers of all clusters of one run.
+
+    Args:
+        kept: by cluster, for those that do not run; the others do.
+    """
+    kept = kept or {}
     seq_len = next(line.seq_len for line in ledgers[min(ledgers)] if isinstance(line, StartLine))
     newest = _newest(ledgers)
     history, problems = _history(ledgers, newest)
     problems += _disagreements(ledgers, history, newest)
+    rounds, end, history, notes = _what_is_left(kept, set(ledgers), newest, history)
     by_cluster: dict[str, Ranges] = {}
     for leases in history:
         for name, ranges in leases.committed.items():
             by_cluster.setdefault(name, []).extend(ranges)
-    end = newest.leases
     committed, twice = _union(r for ranges in by_cluster.values() for r in ranges)
     open_ranges, _ = _union([*end.returned, *(r for held in end.held.values() for r in held)])
     known, overlap = _union([*committed, *open_ranges])
@@ -70,34 +86,123 @@ def audit(ledgers: Mapping[str, Sequence[Line]]) -> Audit:
         problems.append(f"{overlap * seq_len} tokens are committed and on lease or given back")
     fates = {}
     for name in sorted({*ledgers, *by_cluster}):
-        mine, _ = _union(by_cluster.get(name, []))
         if name not in ledgers:
             problems.append(
                 f"cluster {name} took part, but its ledger is not here; give its run folder, too"
             )
             continue
-        steps = [r for line in ledgers[name] if isinstance(line, StepLine) for r in line.trained]
+        steps = _trained(ledgers[name])
         trained, _ = _union(steps)
-        unknown = count(mine) - _common(mine, trained)
-        if unknown:
-            problems.append(
-                f"{unknown * seq_len} tokens of cluster {name} are committed, but its ledger does "
-                "not say that they were trained"
-            )
-        pending = _common(_union(_living(ledgers[name]))[0], _union(end.held.get(name, []))[0])
+        mine, _ = _union(by_cluster.get(name, []))
+        counted = _common(mine, trained)
+        if counted < count(mine):
+            problems += _unknown(name, trained, history, ledgers, seq_len)
+        pending, told = _pending(name, ledgers[name], kept.get(name), mine, end, seq_len)
+        notes += told
         fates[name] = ClusterFate(
             trained=count(steps) * seq_len,
             committed=count(by_cluster.get(name, [])) * seq_len,
             pending=pending * seq_len,
+            lost=(count(steps) - counted - pending) * seq_len,
         )
     return Audit(
-        rounds=newest.round,
+        rounds=rounds,
         clusters=fates,
         never_trained=(end.frontier - count(known)) * seq_len,
         trained_twice=twice * seq_len,
         open=count(open_ranges) * seq_len,
         problems=tuple(problems),
+        notes=tuple(notes),
     )
+
+
+def _trained(lines: Sequence[Line]) -> Ranges:
+    """Samples of all inner steps, those included that were brought from another run folder."""
+    steps: Ranges = []
+    for line in lines:
+        if isinstance(line, StepLine):
+            steps += line.trained
+        elif isinstance(line, StartLine):
+            steps += without(line.trained, steps)
+    return steps
+
+
+def _unknown(
+    name: str,
+    trained: Ranges,
+    history: Sequence[Leases],
+    ledgers: Mapping[str, Sequence[Line]],
+    seq_len: int,
+) -> Iterator[str]:
+    """Rounds that committed what a cluster never trained."""
+    numbers = {s.leases.history: s.round for lines in ledgers.values() for s in _states(lines)}
+    for leases in reversed(history):
+        if unknown := count(without(leases.committed.get(name, []), trained)):
+            yield (
+                f"{unknown * seq_len} tokens of cluster {name} are committed in round "
+                f"{numbers[leases.history]}, but its ledger does not say that they were trained: "
+                f"{ledger_name(name)} was changed or cut; bring it back from a copy"
+            )
+
+
+def _pending(
+    name: str,
+    lines: Sequence[Line],
+    kept: Kept | None,
+    committed: Ranges,
+    end: Leases,
+    seq_len: int,
+) -> tuple[int, list[str]]:
+    """Samples that a cluster has trained and can still bring in, and what decided on that."""
+    living = without(_union(_living(lines))[0], committed)
+    held, _ = _union(end.held.get(name, []))
+    if kept is None:
+        return _common(living, held), []
+    pending = _common(_common_part(living, _union(kept.unsent)[0]), held)
+    notes = []
+    where = f"its newest checkpoint ({kept.name})" if kept.name else "any checkpoint"
+    if pending:
+        notes.append(
+            f"cluster {name} does not run: {pending * seq_len:,} tokens are in {where}, and count "
+            "once it goes on"
+        )
+    if lost := count(living) - pending:
+        notes.append(
+            f"cluster {name} does not run: the {lost * seq_len:,} tokens that it trained last are "
+            f"lost, as they are not in {where}, or not on lease to it any more"
+        )
+    return pending, notes
+
+
+def _what_is_left(
+    kept: Mapping[str, Kept],
+    clusters: set[str],
+    newest: StartLine | RoundLine,
+    history: list[Leases],
+) -> tuple[int, Leases, list[Leases], list[str]]:
+    """The newest state that there is: in a cluster that runs, or else in a checkpoint.
+
+    Returns:
+        its round, its leases, the rounds that led to it, and what there is to say about that.
+    """
+    as_told = newest.round, newest.leases, history
+    saved = [one for one in kept.values() if one.name is not None]
+    if clusters - kept.keys():
+        return *as_told, []
+    if not saved:
+        return *as_told, ["no cluster runs, and there is no checkpoint of these rounds here"]
+    best = max(saved, key=lambda one: one.round)
+    digests = [leases.history for leases in history]
+    if best.round == 0:
+        digests.append(best.leases.history)
+    if best.round >= newest.round or best.leases.history not in digests:
+        return *as_told, []
+    note = (
+        f"no cluster runs, and the newest checkpoint holds round {best.round}: rounds "
+        f"{best.round + 1} to {newest.round} were committed and are lost, and are made again when "
+        "the run goes on"
+    )
+    return best.round, best.leases, history[digests.index(best.leases.history) :], [note]
 
 
 def _states(lines: Iterable[Line]) -> list[StartLine | RoundLine]:
@@ -139,9 +244,13 @@ def _disagreements(
                 f"cluster {name} ended with a round {last.round} that is not the one of the run's "
                 f"history (history {last.leases.history})"
             )
-        # A round that was made again, after all had died, may have other bits than at first.
-        made = {line.leases.history: line for line in lines if isinstance(line, RoundLine)}
-        for line in made.values():
+        made, two = _made(lines)
+        problems += [
+            f"cluster {name} held two states after round {one.round} (digests {one.shared_digest} "
+            f"and {other.shared_digest}), and had not gone back to a checkpoint in between"
+            for one, other in two
+        ]
+        for line in made:
             if line.leases.history in counted:
                 first, digest = digests.setdefault(line.leases.history, (name, line.shared_digest))
                 if digest != line.shared_digest:
@@ -150,6 +259,24 @@ def _disagreements(
                         f"{line.round} (digests {digest} and {line.shared_digest})"
                     )
     return problems
+
+
+def _made(lines: Sequence[Line]) -> tuple[list[RoundLine], list[tuple[RoundLine, RoundLine]]]:
+    """The rounds of a ledger as they came to stand, and those that it tells in two ways.
+
+    What a start from an older state has undone is made again, and may then have other bits than at
+    first: sums on GPUs do not always come in the same order.
+    """
+    made: dict[str, RoundLine] = {}
+    two = []
+    for line in lines:
+        if isinstance(line, StartLine):
+            made = {digest: kept for digest, kept in made.items() if kept.round <= line.round}
+        elif isinstance(line, RoundLine):
+            first = made.setdefault(line.leases.history, line)
+            if first.shared_digest != line.shared_digest:
+                two.append((first, line))
+    return [*made.values()], two
 
 
 def _living(lines: Sequence[Line]) -> Ranges:
@@ -185,6 +312,11 @@ def _common(one: Ranges, other: Ranges) -> int:
     return count(one) + count(other) - count(_union([*one, *other])[0])
 
 
+def _common_part(one: Ranges, other: Ranges) -> Ranges:
+    """The positions themselves."""
+    return without(one, without(one, other))
+
+
 def table(result: Audit) -> Iterator[str]:
     """As text, line by line."""
     heads = ("trained", "committed", "not yet", "lost")
@@ -202,4 +334,5 @@ def table(result: Audit) -> Iterator[str]:
     yield f"on lease or given back at the end: {result.open:,}"
     yield f"never trained: {result.never_trained:,}"
     yield f"trained twice: {result.trained_twice:,}"
+    yield from result.notes
     yield from (f"problem: {problem}" for problem in result.problems)

@@ -4,16 +4,44 @@ One line for every start, inner step and committed round, never rewritten. A clu
 from an older checkpoint writes the same rounds again; `Leases.history` tells which belong together.
 """
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dsx.errors import TrackingError
 from dsx.outer.leases import Leases, Range, Ranges, join
 from dsx.tracking.jsonl import LineFile
 
 LEDGER_PATTERN = "ledger-*.jsonl"
+
+
+def ledger_name(cluster: str) -> str:
+    """The file of a cluster in its run folder."""
+    return LEDGER_PATTERN.replace("*", cluster)
+
+
+def _disjoint(ranges: Ranges) -> Ranges:
+    ordered = sorted(ranges)
+    for start, end in ordered:
+        if not 0 <= start < end:
+            raise ValueError(f"[{start}, {end}) is no range of samples")
+    for (start, end), (after, _) in pairwise(ordered):
+        if after < end:
+            raise ValueError(f"sample {after} is in two ranges, [{start}, {end}) is one")
+    return ranges
+
+
+def _sound(leases: Leases) -> Leases:
+    _disjoint([*leases.returned, *(r for held in leases.held.values() for r in held)])
+    _disjoint([r for ranges in leases.committed.values() for r in ranges])
+    return leases
+
+
+_Samples = Annotated[Ranges, AfterValidator(_disjoint)]
+_Leases = Annotated[Leases, AfterValidator(_sound)]
+_Round = Annotated[int, Field(ge=0)]
 
 
 class _Line(BaseModel):
@@ -25,13 +53,13 @@ class StartLine(_Line):
 
     kind: Literal["start"] = "start"
     cluster: str
-    seq_len: int
+    seq_len: int = Field(gt=0)
     """Tokens of a sample."""
-    round: int
+    round: _Round
     """Rounds committed in the shared state that it goes on from."""
-    leases: Leases
+    leases: _Leases
     """Of that state."""
-    trained: Ranges
+    trained: _Samples
     """What the cluster trained before, and that can still become part of the model."""
 
 
@@ -40,16 +68,16 @@ class StepLine(_Line):
 
     kind: Literal["step"] = "step"
     step: int
-    trained: Ranges
+    trained: _Samples
 
 
 class RoundLine(_Line):
     """A round was committed and applied."""
 
     kind: Literal["round"] = "round"
-    round: int
+    round: _Round
     shared_digest: str
-    leases: Leases
+    leases: _Leases
     """After the round."""
 
 
@@ -72,7 +100,7 @@ class Ledger:
 
     def __init__(self, run_dir: Path | str | None, cluster: str) -> None:
         self._cluster = cluster
-        self._path = None if run_dir is None else Path(run_dir) / f"ledger-{cluster}.jsonl"
+        self._path = None if run_dir is None else Path(run_dir) / ledger_name(cluster)
         self._file: LineFile | None = None
 
     def start(self, seq_len: int, round_: int, leases: Leases, trained: Ranges) -> None:
@@ -126,8 +154,9 @@ def read_ledger(path: Path) -> list[Line]:
             lines.append(_LINE.validate_json(text))
         except ValidationError as error:
             raise TrackingError(
-                f"{path}, line {number} is no line of a ledger ({text[:40]!r}); something "
-                "else than dsx has changed the file: bring it back from a copy"
+                f"{path}, line {number} is no line of a ledger ({text[:40]!r}: "
+                f"{error.errors()[0]['msg']}); something else than dsx has changed the file: bring "
+                "it back from a copy"
             ) from error
     return lines
 

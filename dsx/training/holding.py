@@ -3,6 +3,7 @@
 Two would write into the same metrics and remove each other's checkpoints.
 """
 
+import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +30,7 @@ def held(run_dir: str | Path, cluster: str, patience: float = _PATIENCE) -> Iter
     """
     folder = Path(run_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(folder / f".{cluster}.lock", timeout=patience)
+    lock = filelock.FileLock(_lock_file(folder, cluster), timeout=patience)
     try:
         lock.acquire()
     except filelock.Timeout as error:
@@ -45,3 +46,22 @@ def held(run_dir: str | Path, cluster: str, patience: float = _PATIENCE) -> Iter
         yield
     finally:
         lock.release()
+
+
+def is_held(run_dir: str | Path, cluster: str) -> bool:
+    """Whether a launch of this cluster runs in the folder; True, too, where that can't be known.
+
+    It changes nothing, and needs to read only.
+    """
+    try:
+        with _lock_file(Path(run_dir), cluster).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # Somebody has it, or the file system has no locks.
+    return False
+
+
+def _lock_file(run_dir: Path, cluster: str) -> Path:
+    return run_dir / f".{cluster}.lock"

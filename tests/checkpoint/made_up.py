@@ -8,6 +8,7 @@ import torch
 
 from dsx.checkpoint.manifest import ClusterManifest, DataPosition, Layout
 from dsx.checkpoint.writer import CheckpointWriter, Job, SharedPart
+from dsx.outer.leases import Leases
 
 
 class Alone:
@@ -53,7 +54,13 @@ def manifest(cluster: str = "c0", step: int = 10, **changes: Any) -> ClusterMani
     return ClusterManifest.model_validate(fields | changes)
 
 
-def job(cluster: str = "c0", step: int = 10, round_: int | None = None, **changes: Any) -> Job:
+def job(
+    cluster: str = "c0",
+    step: int = 10,
+    round_: int | None = None,
+    leases: Leases | None = None,
+    **changes: Any,
+) -> Job:
     """A checkpoint whose tensors depend on the step, and its shared part on the round."""
     tensors = {f"master/{name}": value for name, value in values(step).items()}
     if round_ is None:
@@ -63,7 +70,7 @@ def job(cluster: str = "c0", step: int = 10, round_: int | None = None, **change
     return Job(
         manifest(cluster, step, shared=name, round=round_, **changes),
         tensors,
-        SharedPart(name, {"round": round_}, theta),
+        SharedPart(name, {"round": round_, "leases": (leases or Leases()).model_dump()}, theta),
     )
 
 

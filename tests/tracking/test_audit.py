@@ -9,8 +9,9 @@ import pytest
 from dsx.cli.main import main
 from dsx.errors import TrackingError
 from dsx.outer.leases import KEPT_ROUNDS, Leases, Part, Ranges, split
-from dsx.tracking.audit import Audit, audit, table
+from dsx.tracking.audit import Audit, Kept, audit, table
 from dsx.tracking.ledger import Ledger, read_ledgers
+from dsx.training.holding import held
 
 SEQ_LEN, ROUND = 16, 4
 
@@ -47,8 +48,12 @@ class Run:
         for name in seen_by:
             self.ledgers[name].round(self.round, digest or f"after {self.round}", self.leases)
 
-    def audit(self) -> Audit:
-        return audit(read_ledgers([self.folder]))
+    def audit(self, **kept: Kept) -> Audit:
+        """`kept`: of the clusters that do not run."""
+        return audit(read_ledgers([self.folder]), kept)
+
+    def save(self, unsent: Ranges | None = None) -> Kept:
+        return Kept(f"step-{self.round}", unsent or [], self.round, self.leases)
 
 
 @pytest.fixture
@@ -68,7 +73,8 @@ def test_a_run_without_failures_has_committed_all_that_it_trained(
     for fate in result.clusters.values():
         assert fate.trained == fate.committed == 5 * ROUND * SEQ_LEN
         assert fate.pending == fate.lost == 0
-    assert main(["audit", "--run", str(run.folder)]) == 0
+    with held(run.folder, "a"), held(run.folder, "b"):
+        assert main(["audit", "--run", str(run.folder)]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed == list(table(result))
     assert printed[0] == "tokens in 5 committed rounds"
@@ -114,6 +120,51 @@ def test_what_a_restart_brings_with_it_is_not_lost(run: Run) -> None:
     run.train("a")
     run.ledgers["a"].end()
     assert run.audit().clusters["a"].lost == ROUND * SEQ_LEN, "the run is over"
+
+
+def test_what_a_stopped_cluster_had_not_saved_is_lost_before_it_goes_on(run: Run) -> None:
+    saved = run.save()
+    run.train("b")
+    assert run.audit().clusters["b"].pending == ROUND * SEQ_LEN, "it runs"
+    for kept in (saved, Kept()):
+        result = run.audit(b=kept)
+        fate = result.clusters["b"]
+        assert (fate.pending, fate.lost) == (0, ROUND * SEQ_LEN)
+        (note,) = result.notes
+        assert "cluster b does not run: the 64 tokens that it trained last are lost" in note
+        assert note in table(result)
+        assert result.is_clean
+        assert result.as_json()["clusters"]["b"]["lost"] == ROUND * SEQ_LEN
+
+
+def test_what_a_stopped_cluster_has_saved_is_still_on_its_way(run: Run) -> None:
+    mine = run.train("b")
+    result = run.audit(b=run.save(mine[:1]))
+    assert result.clusters["b"].pending == ROUND * SEQ_LEN
+    assert result.clusters["b"].lost == 0
+    (note,) = result.notes
+    assert "64 tokens are in its newest checkpoint (step-5), and count once it goes on" in note
+    for _ in range(KEPT_ROUNDS + 1):
+        run.commit("a")
+    assert run.audit(b=run.save(mine)).clusters["b"].lost == ROUND * SEQ_LEN, "others have them"
+
+
+def test_rounds_that_no_cluster_has_saved_are_lost_when_all_have_stopped(run: Run) -> None:
+    saved = run.save()
+    for _ in range(2):
+        run.commit("a", "b")
+    assert run.audit(a=saved).clusters["a"].committed == 7 * ROUND * SEQ_LEN, "b has them"
+    result = run.audit(a=saved, b=saved)
+    assert result.is_clean
+    assert result.rounds == 5
+    for fate in result.clusters.values():
+        assert (fate.committed, fate.lost) == (5 * ROUND * SEQ_LEN, 2 * ROUND * SEQ_LEN)
+    assert "the newest checkpoint holds round 5: rounds 6 to 7 were committed" in result.notes[0]
+    nothing = Run(run.folder / "early", "ab")
+    at_once = nothing.save()
+    nothing.commit("a", "b")
+    result = nothing.audit(a=at_once, b=at_once)
+    assert (result.rounds, result.clusters["a"].committed) == (0, 0)
 
 
 def test_rounds_that_are_made_again_from_an_older_checkpoint_count_once(run: Run) -> None:
@@ -172,6 +223,32 @@ def test_tokens_that_nobody_says_were_trained_are_told(run: Run) -> None:
 
     result = changed(run, take)
     assert any("2" in p and "does not say that they were trained" in p for p in result.problems)
+    assert any(
+        "32 tokens" in p and "round 6" in p and "ledger-a.jsonl" in p for p in result.problems
+    )
+    assert result.clusters["a"].lost == 0
+
+
+def test_a_ledger_from_which_steps_were_cut_loses_nothing_below_zero(run: Run) -> None:
+    path = run.folder / "ledger-a.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    steps = [number for number, line in enumerate(lines) if '"kind":"step"' in line]
+    del lines[steps[2]]
+    path.write_text("".join(lines))
+    result = run.audit()
+    assert result.clusters["a"].lost == 0
+    (problem,) = result.problems
+    assert "64 tokens of cluster a are committed in round 3" in problem
+    assert "ledger-a.jsonl was changed or cut" in problem
+
+
+def test_what_was_trained_in_another_run_folder_counts_as_trained(tmp_path: Path) -> None:
+    run = Run(tmp_path, "ab")
+    run.commit("a", "b")
+    brought = split(run.leases.held["b"], ROUND)[0]
+    run.start("b", trained=brought)
+    fate = run.audit().clusters["b"]
+    assert (fate.trained, fate.pending, fate.lost) == (2 * ROUND * SEQ_LEN, ROUND * SEQ_LEN, 0)
 
 
 def test_ledgers_that_disagree_are_told(run: Run) -> None:
@@ -180,6 +257,24 @@ def test_ledgers_that_disagree_are_told(run: Run) -> None:
     run.ledgers["b"].round(run.round, "other", run.leases)
     (problem,) = run.audit().problems
     assert "different shared weights after round 6 (digests one and other)" in problem
+
+
+def test_one_ledger_that_tells_a_round_in_two_ways_is_told(run: Run) -> None:
+    run.ledgers["b"].round(run.round, "other", run.leases)
+    (problem,) = run.audit().problems
+    assert "cluster b held two states after round 5 (digests after 5 and other)" in problem
+    run.start("b")
+    run.ledgers["b"].round(run.round, "a third", run.leases)
+    assert len(run.audit().problems) == 2, "it had started with round 5, not before it"
+
+
+def test_a_cluster_that_died_before_it_made_a_round_again_disagrees_with_nobody(run: Run) -> None:
+    before = run.leases
+    run.commit("a", "b", digest="as it was made first")
+    run.round, run.leases = 5, before
+    run.start("a", "b")
+    run.commit("a", "b", seen_by="b", digest="as it was made again")
+    assert run.audit().is_clean
 
 
 def test_a_round_that_all_have_made_again_may_have_other_bits_than_at_first(run: Run) -> None:
@@ -227,5 +322,12 @@ def test_a_half_written_last_line_is_left_out_and_a_damaged_one_is_named(run: Ru
     path.write_text(whole.replace('"step"', '"stop"', 1))
     with pytest.raises(TrackingError, match=r"ledger-a.jsonl, line 2 is no line of a ledger"):
         run.audit()
+    path.write_text(whole.replace('"trained":[[0,4]]', '"trained":[[4,0]]', 1))
+    with pytest.raises(TrackingError, match=r"ledger-a.jsonl, line 2 .*\[4, 0\) is no range"):
+        run.audit()
+    path.write_text(whole.replace('"trained":[[0,4]]', '"trained":[[0,4],[2,3]]', 1))
+    with pytest.raises(TrackingError, match=r"line 2 .*sample 2 is in two ranges"):
+        run.audit()
+    path.write_text(whole)
     with pytest.raises(TrackingError, match=r"holds no ledger-\*.jsonl"):
         read_ledgers([run.folder / "nowhere"])
