@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
     from dsx.checkpoint.choosing import finished, saved_since
     from dsx.cluster.launch import cluster_names, plan_launches, visible_gpus
-    from dsx.cluster.supervise import GRACE_SECONDS, Stopped, run_clusters
+    from dsx.cluster.supervise import Stopped, run_clusters
     from dsx.exchange.coordinator import Coordinator
     from dsx.tracking.progress import RunProgress, log_path
     from dsx.tracking.summary_table import print_summary
@@ -115,8 +115,8 @@ def run(args: argparse.Namespace) -> int:
             unsaved = [n for n in names if not saved_since(run_dir, n, stopped.time)]
             if unsaved:
                 print(
-                    f"dsx: {', '.join(unsaved)} had not saved after {GRACE_SECONDS:g} s: what was "
-                    f"trained since the last checkpoint is lost; go on with:\n  {_again()}",
+                    f"dsx: {', '.join(unsaved)} had not saved by then: what was trained since the "
+                    f"last checkpoint is lost; go on with:\n  {_again()}",
                     file=sys.stderr,
                 )
                 return 128 + signal.Signals(stopped.number)

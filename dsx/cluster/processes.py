@@ -17,6 +17,8 @@ from pathlib import Path
 import psutil
 
 MARK = "DSX_PROCESS_TREE"
+_RANK = "LOCAL_RANK"
+"""In the environment of a rank, and not of the launcher that started it."""
 LEFT_BEHIND_SECONDS = 10.0
 """How long descendants may outlive a command that succeeded."""
 _POLL_SECONDS = 0.05
@@ -67,6 +69,19 @@ class ProcessTree:
             except psutil.NoSuchProcess:
                 continue
 
+    def ask_to_end(self) -> None:
+        """SIGTERM to the ranks, or to all while there are none.
+
+        The command must not get it: it would kill its ranks 30 seconds later, and ends with them by
+        itself.
+        """
+        members = self.members()
+        for process in [one for one in members if _has(one, _RANK)] or members:
+            try:
+                process.terminate()
+            except psutil.NoSuchProcess:
+                continue
+
     def is_gone(self) -> bool:
         """Whether the command and all its descendants have ended."""
         return self._process.poll() is not None and not self.members()
@@ -83,12 +98,12 @@ class ProcessTree:
 def end_all(
     trees: Sequence[ProcessTree], grace_seconds: float, hurry: Callable[[], bool] = lambda: False
 ) -> None:
-    """SIGTERM, and SIGKILL for what is left after `grace_seconds`. Returns when all are gone.
+    """Ask all to end, and kill what is left after `grace_seconds`. Returns when all are gone.
 
     `hurry` ends the grace early once it is true.
     """
     for tree in trees:
-        tree.signal(signal.SIGTERM)
+        tree.ask_to_end()
     deadline = time.monotonic() + grace_seconds
     left = [tree for tree in trees if not tree.is_gone()]
     while left:
@@ -98,6 +113,13 @@ def end_all(
                 tree.signal(signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
         left = [tree for tree in left if not tree.is_gone()]
+
+
+def _has(process: psutil.Process, variable: str) -> bool:
+    try:
+        return variable in process.environ()
+    except (psutil.Error, OSError):
+        return False
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -14,7 +14,13 @@ from dsx.cluster.processes import ProcessTree, end_all
 from dsx.errors import LaunchError
 
 GRACE_SECONDS = 20.0
-"""Between the request to end and the end by force; a checkpoint is written in this time."""
+"""Between the request to end and the end by force, beside the inner steps; a checkpoint is written
+in this time."""
+GRACE_STEPS = 3
+"""By so many times the slowest inner step of late the grace is longer: the ranks agree to end while
+the step after the request is made, and one may take longer than those before."""
+LONGEST_GRACE_SECONDS = 600.0
+"""However long the steps are."""
 CAUSE_SECONDS = 2.0
 """How long the cause of an error that came from another cluster may stay behind it: DeepSpeed's
 launcher looks after its ranks once a second."""
@@ -27,6 +33,12 @@ class Display(Protocol):
     def update(self) -> None: ...
 
     def set_phase(self, cluster: str, phase: str) -> None: ...
+
+    def tell(self, text: str) -> None: ...
+
+    def slowest_step(self) -> float:
+        """Seconds from step to step, of the slowest that clusters made of late; 0: none known."""
+        ...
 
 
 class Stopped(Exception):
@@ -46,6 +58,10 @@ def run_clusters(
 
     None of their processes is left when this returns or raises, whatever happened.
 
+    Args:
+        grace_seconds: for a checkpoint, after a request to end; inner steps come on top, as long as
+            they were measured.
+
     Raises:
         LaunchError: a cluster failed, with the first error; the others were ended.
         Stopped: SIGINT, SIGTERM or SIGHUP came; all were ended.
@@ -61,9 +77,15 @@ def run_clusters(
                 if not tree.is_gone():
                     display.set_phase(launch.cluster, "ending")
             display.update()
+            grace = min(LONGEST_GRACE_SECONDS, grace_seconds + GRACE_STEPS * display.slowest_step())
+            if stops:
+                display.tell(
+                    "asked to end: every cluster finishes its inner step and saves; what has not "
+                    f"ended after {grace:.0f} s is killed, and a second signal does so at once"
+                )
             # A second signal asks for the end at once.
             at_first = len(stops)
-            end_all(trees, grace_seconds, lambda: len(stops) > max(at_first, 1))
+            end_all(trees, grace, lambda: len(stops) > max(at_first, 1))
 
 
 def _start(launch: ClusterLaunch) -> ProcessTree:

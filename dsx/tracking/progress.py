@@ -1,8 +1,9 @@
 """One display for all clusters of a run, fed by what they write: metrics files and logs."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +22,8 @@ QUIET_SECONDS = 30.0
 """The same while nothing changes."""
 WIDE = 110
 """Columns of a terminal that has room for bars."""
+RECENT_STEPS = 20
+"""By which `slowest_step` goes."""
 
 
 def log_path(run_dir: Path | str, cluster: str) -> Path:
@@ -38,6 +41,8 @@ class ClusterProgress:
     loss: float | None = None
     tokens_per_second: float | None = None
     shared_eval_loss: float | None = None
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    """From step to step, with all that falls between them."""
 
     def numbers(self, width: int | None = None) -> str:
         """Loss, speed and held-out loss, as far as known and as they fit beside a phase."""
@@ -58,6 +63,7 @@ class ClusterFeed:
         self.state = ClusterProgress(cluster)
         self._metrics = Tail(metrics_path(run_dir, cluster))
         self._log = Tail(log_path(run_dir, cluster))
+        self._last_step_at: float | None = None
 
     def poll(self) -> ClusterProgress:
         """The state after everything that was written up to now."""
@@ -71,6 +77,9 @@ class ClusterFeed:
             if isinstance(event, InnerEvent):
                 if event.step != self.state.step:
                     self.state.phase = "training"
+                if self._last_step_at is not None:
+                    self.state.step_seconds.append(event.time - self._last_step_at)
+                self._last_step_at = event.time
                 self.state.step = event.step
                 self.state.loss = event.loss
                 self.state.tokens_per_second = event.tokens_per_second
@@ -160,6 +169,14 @@ class RunProgress:
             if feed.state.name == cluster:
                 feed.poll()  # What it said itself came before.
                 feed.state.phase = phase
+
+    def tell(self, text: str) -> None:
+        """A line for the person, beside what is shown of the clusters."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def slowest_step(self) -> float:
+        """Seconds from step to step, of the slowest of late of any cluster; 0: none known."""
+        return max((max(state.step_seconds, default=0.0) for state in self.states), default=0.0)
 
     def update(self, *, last: bool = False) -> None:
         """Read what is new and show it; `last` shows it whatever was shown a moment ago."""

@@ -37,6 +37,16 @@ if role == "rank":
     if behaviour == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     again = [sys.executable, __file__, *arguments]
+    if behaviour == "slow":
+        # Saves a while after it was asked to end, and has no helper of its own for long.
+        def save(*_):
+            time.sleep(1)
+            (folder / "saved").touch()
+            os._exit(75)
+        signal.signal(signal.SIGTERM, save)
+        note(cluster + "-helper")
+        note(cluster)
+        forever()
     if behaviour in ("forever", "stubborn", "orphan"):
         subprocess.Popen(again, env={{**os.environ, "FAKE_ROLE": "helper"}}, start_new_session=True)
     note(cluster)
@@ -54,7 +64,8 @@ if role == "rank":
     json.dumps({{"arguments": arguments, "environment": dict(os.environ)}})
 )
 rank = subprocess.Popen(
-    [sys.executable, __file__, *arguments], env={{**os.environ, "FAKE_ROLE": "rank"}}
+    [sys.executable, __file__, *arguments],
+    env={{**os.environ, "FAKE_ROLE": "rank", "LOCAL_RANK": "0"}},
 )
 if behaviour == "orphan":
     while not (folder / "pids" / (cluster + "-helper")).exists():

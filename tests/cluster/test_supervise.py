@@ -20,11 +20,18 @@ OTHERS_UP = ["c0", "c0-helper"]
 
 
 class Display:
-    """Remembers the phases that it was told."""
+    """Remembers what it was told."""
 
-    def __init__(self) -> None:
+    def __init__(self, step_seconds: float = 0.0) -> None:
         self.phases: dict[str, list[str]] = {}
         self.updates = 0
+        self.step_seconds = step_seconds
+
+    def tell(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def slowest_step(self) -> float:
+        return self.step_seconds
 
     def update(self) -> None:
         self.updates += 1
@@ -112,13 +119,15 @@ def test_a_command_that_can_not_be_started_ends_those_that_were(tmp_path: Path):
 DRIVER = """
 import sys
 from pathlib import Path
+from dsx.cluster import supervise
 from dsx.cluster.supervise import Stopped, run_clusters
 from tests.cluster.fake_deepspeed import FakeDeepSpeed
 from tests.cluster.test_supervise import Display, launches
 
 fake = FakeDeepSpeed(Path(sys.argv[1]), {"c0": sys.argv[2], "c1": "forever"})
+supervise.LONGEST_GRACE_SECONDS = float(sys.argv[5])
 try:
-    run_clusters(launches(fake), Display(), grace_seconds=float(sys.argv[3]))
+    run_clusters(launches(fake), Display(float(sys.argv[4])), grace_seconds=float(sys.argv[3]))
 except Stopped as stopped:
     print(stopped)
     sys.exit(128 + stopped.number)
@@ -150,11 +159,41 @@ def test_a_second_signal_does_not_wait_for_the_grace_to_pass(tmp_path: Path):
     assert FakeDeepSpeed(tmp_path, {}).alive() == []
 
 
-def driver(folder: Path, behaviour: str, grace: str) -> subprocess.Popen[str]:
+def test_the_grace_follows_the_slowest_inner_step(tmp_path: Path):
+    with driver(tmp_path, "slow", "0", step_seconds="200") as process:
+        wait_for(lambda: all_up(tmp_path))
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=60)
+    assert "what has not ended after 600 s is killed, and a second signal does so at once" in told
+    assert (tmp_path / "saved").exists(), "it was left the time to save"
+    assert FakeDeepSpeed(tmp_path, {}).alive() == []
+
+
+def test_the_grace_has_an_end_however_slow_steps_are(tmp_path: Path):
+    with driver(tmp_path, "stubborn", "0", step_seconds="1e9", longest="1") as process:
+        wait_for(lambda: all_up(tmp_path))
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=60)
+    assert "what has not ended after 1 s is killed" in told
+    assert FakeDeepSpeed(tmp_path, {}).alive() == []
+
+
+def test_the_launcher_that_would_kill_its_ranks_is_not_asked_to_end(tmp_path: Path):
+    fake = FakeDeepSpeed(tmp_path, {"c0": "slow", "c1": "slow"})
+    trees = [processes.ProcessTree(one.command, one.environment, one.log) for one in launches(fake)]
+    wait_for(lambda: all((tmp_path / "pids" / name).exists() for name in ("c0", "c1")))
+    processes.end_all(trees, 60.0)
+    assert [tree.exit_code() for tree in trees] == [75, 75], "the launchers ended with their ranks"
+
+
+def driver(
+    folder: Path, behaviour: str, grace: str, step_seconds: str = "0", longest: str = "600"
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(folder), behaviour, grace],
+        [sys.executable, "-c", DRIVER, str(folder), behaviour, grace, step_seconds, longest],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
 

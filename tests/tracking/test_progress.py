@@ -8,7 +8,7 @@ from rich.console import Console
 
 from dsx.tracking.events import metrics_path, to_line
 from dsx.tracking.phases import announce, phase_in
-from dsx.tracking.progress import PLAIN_SECONDS, RunProgress, log_path
+from dsx.tracking.progress import PLAIN_SECONDS, RECENT_STEPS, RunProgress, log_path
 from dsx.tracking.tail import Tail
 from tests.tracking.runs import eval_event, inner_event
 
@@ -153,3 +153,21 @@ def test_a_line_that_a_killed_process_had_begun_is_not_missed_when_it_is_cut(tmp
     with path.open("a") as file:
         file.write("new\n")
     assert tail.new_lines() == ["new"]
+
+
+def test_the_slowest_step_is_that_of_the_last_ones_of_all_clusters(tmp_path: Path):
+    progress, output = plain(tmp_path, Clock())
+    with progress:
+        assert progress.slowest_step() == 0
+        at = 0.0
+        for step, seconds in enumerate([50.0, 3.0, 7.0, *([2.0] * (RECENT_STEPS - 2))], start=1):
+            at += seconds
+            append(tmp_path, "c0", to_line(inner_event(step=step, time=at)))
+        append(tmp_path, "c1", to_line(inner_event("c1", step=1, time=1000.0)))
+        progress.update()
+        assert progress.slowest_step() == 7
+        append(tmp_path, "c1", to_line(inner_event("c1", step=2, time=1009.0)))
+        progress.update()
+        assert progress.slowest_step() == 9
+        progress.tell("asked to end")
+    assert "asked to end\n" in output.getvalue()
