@@ -70,7 +70,7 @@ class LinkRule:
         self._settings = settings
 
     def clamp(self, local_steps: int) -> int:
-        return max(self._settings.min, min(local_steps, self._settings.max))
+        return self._settings.clamp(local_steps)
 
     def next_steps(self, progress: Progress, exchange_seconds: float, step_seconds: float) -> int:
         if exchange_seconds > 0 and step_seconds > 0:
@@ -88,8 +88,8 @@ class LinkRule:
 
 
 def build_steps_rule(settings: OuterSettings) -> StepsRule:
-    """The rule that `outer.adapt.local_steps` describes."""
-    rule = settings.adapt.local_steps
+    """The rule that `outer.adapt.local_steps` and `outer.delay` ask for."""
+    rule = settings.steps_rule
     if isinstance(rule, LinkSteps):
         return LinkRule(rule)
     if isinstance(rule, PaperSteps):

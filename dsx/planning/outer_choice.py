@@ -8,6 +8,7 @@ from dsx.outer.overlap import DELAY_MARGIN
 from dsx.planning.exchange import Traffic
 from dsx.planning.quality import EARLY, Measured, expected_kept, nearest
 from dsx.planning.time import Link, RoundTime, round_time
+from dsx.settings.adapt_block import LinkSteps
 from dsx.settings.codec_block import CompressionSettings, LowRankCodec, SignCodec, TopKCodec
 from dsx.settings.dsx_block import OuterSettings
 
@@ -50,9 +51,18 @@ class OuterPlan:
 def outer_plan(
     outer: OuterSettings, traffic: Traffic, owned: int, clusters: int, link: Link, step: float
 ) -> OuterPlan:
-    """`owned`: parameters of the rank that owns most; `step`: seconds of an inner step."""
+    """The settings' rounds, of as many inner steps as their rule chooses on that link.
+
+    Args:
+        owned: parameters of the rank that owns most.
+        step: seconds of an inner step.
+    """
     on_link = link.seconds(traffic.bytes, traffic.roundtrips)
     exchange = on_link + codec_seconds(outer, owned, clusters)
+    rule = outer.steps_rule
+    if isinstance(rule, LinkSteps):
+        steps = rule.clamp(math.ceil(exchange / step / rule.share))
+        outer = outer.model_copy(update={"local_steps": steps})
     boundary = _BOUNDARY_PASSES * 4 * owned / HOST_BYTES_PER_SECOND
     time = round_time(step, outer.local_steps, outer.delay, exchange, boundary)
     return OuterPlan(

@@ -135,11 +135,11 @@ class Planner:
         return min(fitting, key=lambda plan: (plan.step.seconds, plan.device_bytes))
 
     def outer(self, request: Request, chosen: LayoutPlan) -> OuterPlan:
-        """Outer settings for a layout: the settings' own where their exchange hides, else those
-        of the least expected loss that hide."""
+        """Outer settings for a layout: the settings' own where their exchange hides behind rounds
+        of `local_steps`, else those of the least expected loss that hide."""
         own = request.settings.dsx.outer
         as_set = self._outer(request, chosen, own)
-        if request.as_set or as_set.hides:
+        if request.as_set or (as_set.hides and as_set.settings.local_steps == own.local_steps):
             return as_set
         options = [
             self._outer(request, chosen, option)
@@ -153,7 +153,7 @@ class Planner:
                 chosen.step.seconds,
             )
         ]
-        hidden = [option for option in options if option.hides]
+        hidden = [option for option in (as_set, *options) if option.hides]
         if not hidden:
             least = min([as_set, *options], key=lambda option: option.exchange_seconds)
             raise SettingsError(

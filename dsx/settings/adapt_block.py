@@ -33,14 +33,23 @@ class LinkSteps(Block):
         description="Largest share of a round's inner steps that the exchange may take; 1 gives "
         "it the whole round, as in the paper.",
     )
-    min: int = Field(1, ge=1, description="Fewest inner steps of a round.")
-    max: int = Field(500, ge=1, description="Most inner steps of a round.")
+    min: int | None = Field(
+        None, ge=1, description="Fewest inner steps of a round; null: `outer.local_steps`."
+    )
+    max: int | None = Field(
+        None, ge=1, description="Most inner steps of a round; null: 50 times `outer.local_steps`."
+    )
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> "LinkSteps":
-        if self.min > self.max:
+        if self.min is not None and self.max is not None and self.min > self.max:
             raise FieldError("min", f"is {self.min}, more than `max` ({self.max}); swap them")
         return self
+
+    def clamp(self, local_steps: int) -> int:
+        """The nearest number of inner steps inside of the bounds."""
+        fewest = max(local_steps, self.min or 1)
+        return min(fewest, self.max or fewest)
 
 
 class FixedRank(Block):
@@ -94,8 +103,10 @@ class AdaptSettings(Block):
     """What changes from round to round. All clusters decide alike, from values that they share;
     what is decided when a round ends holds from the round after the next one on."""
 
-    local_steps: StepsRule = Field(
-        default_factory=FixedSteps, description="The inner steps of a round (H)."
+    local_steps: StepsRule | None = Field(
+        None,
+        description="The inner steps of a round (H); null: `link` where `outer.delay` is `auto`, "
+        "so that a slow link gets longer rounds than `outer.local_steps`, else `fixed`.",
     )
     rank: RankRule = Field(
         default_factory=FixedRank,

@@ -4,9 +4,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from dsx.settings.adapt_block import AdaptSettings, FixedRank, LinkSteps, PaperRank, PaperSteps
+from dsx.settings.adapt_block import (
+    AdaptSettings,
+    FixedRank,
+    FixedSteps,
+    LinkSteps,
+    PaperRank,
+    PaperSteps,
+)
 from dsx.settings.base import Block, FieldError
 from dsx.settings.codec_block import CompressionSettings, LowRankCodec
+
+_LONGEST_OVER_FIRST = 50
+"""Inner steps of the longest round that a slow link gets, over `outer.local_steps`."""
 
 OnDivergence = Literal["stop", "resync"]
 Text = Annotated[str, Field(min_length=1)]
@@ -125,7 +135,9 @@ class TrainingSettings(Block):
 class OuterSettings(Block):
     """The exchange between clusters (algorithm: DiLoCoX, arXiv 2506.21263)."""
 
-    local_steps: int = Field(10, ge=1, description="Inner steps per round (H).")
+    local_steps: int = Field(
+        10, ge=1, description="Inner steps per round (H); `adapt.local_steps` may change them."
+    )
     delay: int | Literal["auto", "round"] = Field(
         "auto",
         description="Inner steps of the next round after which this round's average is applied: "
@@ -182,16 +194,28 @@ class OuterSettings(Block):
             )
         return self
 
+    @property
+    def steps_rule(self) -> FixedSteps | PaperSteps | LinkSteps:
+        """`adapt.local_steps`, with what it leaves open filled in."""
+        rule = self.adapt.local_steps
+        if rule is None:
+            rule = LinkSteps() if self.delay == "auto" else FixedSteps()
+        if not isinstance(rule, LinkSteps):
+            return rule
+        fewest = rule.min or min(self.local_steps, rule.max or self.local_steps)
+        longest = rule.max or _LONGEST_OVER_FIRST * self.local_steps
+        return rule.model_copy(update={"min": fewest, "max": longest})
+
     @model_validator(mode="after")
     def _steps_rule_fits(self) -> "OuterSettings":
-        rule = self.adapt.local_steps
+        rule = self.steps_rule
         if isinstance(rule, PaperSteps) and isinstance(self.adapt.rank, FixedRank):
             raise FieldError(
                 "adapt.local_steps.type",
                 'is "paper", which scales the steps with the rank, but the rank is "fixed"; set '
                 '`adapt.rank` to "paper" or "energy", or use "link"',
             )
-        if isinstance(rule, LinkSteps) and not rule.min <= self.local_steps <= rule.max:
+        if isinstance(rule, LinkSteps) and rule.clamp(self.local_steps) != self.local_steps:
             raise FieldError(
                 "local_steps",
                 f"is {self.local_steps}, but `adapt.local_steps` keeps it from {rule.min} to "

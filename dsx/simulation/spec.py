@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dsx import __version__
 from dsx.errors import SettingsError
-from dsx.settings.adapt_block import AdaptSettings
+from dsx.settings.adapt_block import AdaptSettings, LinkSteps
 from dsx.settings.loading import parse_settings
 from dsx.settings.settings import Settings
 from dsx.simulation.inner import Inner
@@ -57,17 +57,18 @@ class RunSpec(BaseModel):
         return int(self.raw["dsx"].get("seed", 0))
 
     def settings(self) -> Settings:
-        """The checked settings, with a delay that needs no measurement.
+        """The checked settings, with a delay and rounds that need no measurement.
 
-        `auto` is the smallest delay that a measured exchange fits into. Here nothing is sent, so
-        it stands for the value it starts with: a fifth of a round.
+        `auto` is the smallest delay that a measured exchange fits into, in rounds that are long
+        enough for it. Here nothing is sent, so it stands for what a run begins with: a fifth of a
+        round of `local_steps`.
 
         Raises:
             SettingsError: also for rules of `outer.adapt` that follow measured times.
         """
         settings = parse_settings(self.raw, source=self.name)
         outer = settings.dsx.outer
-        if outer.adapt.balanced or outer.adapt.local_steps.type == "link":
+        if outer.adapt.balanced or isinstance(outer.adapt.local_steps, LinkSteps):
             key = "balanced" if outer.adapt.balanced else "local_steps"
             raise SettingsError(
                 f"dsx.outer.adapt.{key} follows measured times, but simulated clusters all go at "

@@ -207,8 +207,9 @@ def test_every_inner_step_is_reported_exactly_once_while_rounds_change(
 def test_balanced_clusters_of_unlike_pace_do_unlike_steps_and_end_together(
     delay: int | str,
 ) -> None:
+    adapt = {"balanced": True, "local_steps": "fixed"}
     settings = OuterSettings.model_validate(
-        {"local_steps": 12, "delay": delay, "start_clusters": 3, "adapt": {"balanced": True}}
+        {"local_steps": 12, "delay": delay, "start_clusters": 3, "adapt": adapt}
     )
     clusters = adaptive(settings, 3)
     total = 100

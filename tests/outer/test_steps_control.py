@@ -35,7 +35,8 @@ def link(local_steps: int = 20, **rule: object) -> OuterSettings:
 def test_the_link_rule_finds_the_smallest_round_that_fits(
     share: float, exchange: float, step: float
 ) -> None:
-    (*_, steps) = decisions(link(local_steps=1000, share=share, max=1000), [(exchange, step)] * 6)
+    rule = link(local_steps=1000, share=share, min=1, max=1000)
+    (*_, steps) = decisions(rule, [(exchange, step)] * 6)
     assert steps * step * share >= exchange * (1 - 1e-6)
     assert steps == 1 or (steps - 1) * step * share < exchange * (1 - 1e-6)
 
@@ -46,9 +47,9 @@ def test_the_link_rule_keeps_to_its_bounds() -> None:
 
 
 def test_the_link_rule_waits_for_three_measurements_and_ignores_an_outlier() -> None:
-    fast, slow = (0.1, 0.01), (5.0, 0.01)
+    fast, slow = (0.1, 0.01), (50.0, 0.01)
     taken = decisions(link(), [slow, fast, fast, fast, slow, slow, slow])
-    assert taken == [20, 20, 50, 50, 50, 50, 500]
+    assert taken == [20, 20, 50, 50, 50, 50, 1000]
 
 
 def test_jitter_does_not_move_a_round_about() -> None:
@@ -59,12 +60,22 @@ def test_jitter_does_not_move_a_round_about() -> None:
 
 def test_steps_stay_as_they_are_without_a_measurement() -> None:
     assert decisions(link(), [(0.0, 0.0)] * 5) == [20] * 5
-    assert decisions(OuterSettings(local_steps=7), [(9.0, 0.01)] * 5) == [7] * 5
+
+
+def test_rounds_get_longer_on_a_slow_link_only_where_the_delay_follows_it_too() -> None:
+    slow, fast = [(9.0, 0.1)] * 5, [(0.01, 0.1)] * 5
+    assert decisions(OuterSettings(local_steps=7), slow)[-1] == 350  # 50 times 7; 450 are needed
+    assert decisions(OuterSettings(local_steps=7), fast) == [7] * 5
+    for delay in (0, 3, "round"):
+        pinned = OuterSettings.model_validate({"local_steps": 7, "delay": delay})
+        assert decisions(pinned, slow) == [7] * 5
+    fixed = OuterSettings.model_validate({"local_steps": 7, "adapt": {"local_steps": "fixed"}})
+    assert decisions(fixed, slow) == [7] * 5
 
 
 def test_other_settings_than_before_change_a_restored_state() -> None:
     progress = Progress(local_steps=20, next_local_steps=30, rank=4, next_rank=3)
-    Control(OuterSettings(local_steps=7), None).prepare(progress, {}, AloneAgreement())
+    Control(OuterSettings(local_steps=7, delay=1), None).prepare(progress, {}, AloneAgreement())
     assert (progress.local_steps, progress.next_local_steps) == (7, 7)
     assert (progress.rank, progress.next_rank) == (0, 0)
     progress = Progress(local_steps=20, next_local_steps=300)

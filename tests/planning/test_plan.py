@@ -1,6 +1,7 @@
 """A whole plan for a small model: what fits, what is chosen, what is refused and why."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from dsx.errors import SettingsError
 from dsx.planning.hardware import GPUS, read_gpu
 from dsx.planning.plan import Plan, Planner, Request
 from dsx.planning.time import Link
-from dsx.settings import load_settings
+from dsx.settings import Settings, load_settings
 from dsx.settings.loading import parse_settings, read_json
 from dsx.training.preflight import preflight
 
@@ -38,13 +39,31 @@ def request_(raw: dict[str, Any]) -> Request:
     return Request(parse_settings(raw), clusters=2, gpus=4, gpu=GPU, link=Link(1e9, 0.0))
 
 
-def test_a_faster_link_never_trains_fewer_tokens(planner: Planner, request_: Request) -> None:
-    asked = replace(request_, as_set=True)
+def with_outer(raw: dict[str, Any], **outer: object) -> Settings:
+    return parse_settings({**raw, "dsx": {**raw["dsx"], "outer": outer}})
+
+
+def test_a_faster_link_never_trains_fewer_tokens_in_rounds_of_the_same_length(
+    planner: Planner, request_: Request, raw: dict[str, Any]
+) -> None:
+    settings = with_outer(raw, adapt={"local_steps": "fixed"})
+    asked = replace(request_, settings=settings, as_set=True)
     plans = [planner.plan(replace(asked, link=Link(rate, 0.01))) for rate in (1e6, 1e7, 1e9)]
     for method in range(4):
         speeds = [plan.methods[method].tokens_per_second for plan in plans]
         assert speeds == sorted(speeds), plans[0].methods[method].method
     assert plans[0].speedup("allreduce") > plans[2].speedup("allreduce") > 0.9
+
+
+def test_a_slower_link_gets_rounds_of_which_the_exchange_takes_a_fifth(
+    planner: Planner, request_: Request
+) -> None:
+    asked = replace(request_, as_set=True)
+    slow, fast = (planner.plan(replace(asked, link=Link(rate, 0.01))).outer for rate in (1e6, 1e9))
+    assert fast.settings.local_steps == request_.settings.dsx.outer.local_steps
+    step = (slow.time.seconds - slow.time.stalled) / slow.settings.local_steps
+    assert slow.settings.local_steps == math.ceil(5 * slow.exchange_seconds / step) > 10
+    assert slow.hides
 
 
 def test_every_choice_hides_behind_the_inner_steps(planner: Planner, request_: Request) -> None:

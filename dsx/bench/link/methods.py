@@ -74,7 +74,7 @@ def build_method(name: str, settings: Settings, diloco_steps: int) -> Method:
             "lr": 0.7,
             "momentum": 0.9,
             "compression": dict.fromkeys(("matrices", "embeddings", "vectors"), codec),
-            "adapt": {},
+            "adapt": {"local_steps": "fixed"},
         }
         overrides = tuple(f"dsx.outer.{key}={json.dumps(value)}" for key, value in outer.items())
         return Method(
