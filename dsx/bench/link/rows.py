@@ -24,15 +24,20 @@ _LEFT_OUT = 1 / 3
 class Window:
     """The measured part of one cluster's run."""
 
-    start: float
-    """`time.time()`"""
+    mark: InnerEvent
+    """The step at whose end it begins."""
     end: float
+    """`time.time()`, as `start`."""
     steps: tuple[InnerEvent, ...]
-    """Made in it."""
+    """Made in it; at least one."""
     rounds: tuple[OuterEvent, ...]
     """Whose averages were applied in it."""
     tokens: int
     """Trained in it."""
+
+    @property
+    def start(self) -> float:
+        return self.mark.time
 
 
 def measure(
@@ -98,7 +103,7 @@ def _windows(method: str, by_cluster: Mapping[str, Sequence[Event]]) -> list[Win
         start, end = marks[cluster][first], marks[cluster][last]
         windows.append(
             Window(
-                start.time,
+                start,
                 end.time,
                 tuple(s for s in latest_by_step(events) if start.step < s.step <= end.step),
                 tuple(r for r in of_kind(events, OuterEvent) if start.time < r.time <= end.time),
@@ -132,7 +137,7 @@ def _step_seconds(windows: Sequence[Window]) -> list[float]:
     return [
         (after.tokens - before.tokens) / after.tokens_per_second
         for window in windows
-        for before, after in itertools.pairwise(window.steps)
+        for before, after in itertools.pairwise((window.mark, *window.steps))
     ]
 
 
