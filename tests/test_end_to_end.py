@@ -18,6 +18,8 @@ OVERRIDES = [
     f"dsx.training.steps={STEPS}",
     f"dsx.training.schedule.warmup_steps={WARMUP}",
     f"dsx.outer.local_steps={LOCAL_STEPS}",
+    # Rounds are counted below; beside steps this short the link would choose longer ones.
+    "dsx.outer.adapt.local_steps=fixed",
     "dsx.training.eval_every=5",
     "dsx.training.eval_batches=2",
     "dsx.checkpoint.every_rounds=2",
