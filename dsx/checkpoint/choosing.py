@@ -6,6 +6,7 @@ from pathlib import Path
 from dsx.checkpoint.folders import CHECKPOINTS, SHARED, Checkpoint, RunFolder, open_checkpoint
 from dsx.checkpoint.manifest import MANIFEST, ClusterManifest
 from dsx.errors import CheckpointError
+from dsx.outer.state import Progress
 
 
 @dataclass(frozen=True)
@@ -18,15 +19,21 @@ class Choice:
     optimizer moments."""
     notes: tuple[str, ...] = ()
     """What the user should know: damaged or unfinished checkpoints that were passed over."""
+    ahead: Checkpoint | None = None
+    """Another cluster's, with a newer shared state: with that one this cluster goes on, too."""
+
+    def finished(self, steps: int) -> Checkpoint | None:
+        """The checkpoint after which nothing is left to do in a run of `steps` steps."""
+        candidates = (self.checkpoint if self.own else None, self.ahead)
+        return next((c for c in candidates if c is not None and is_finished(c, steps)), None)
 
 
 def choose(run_dir: Path | str, cluster: str, resume: str) -> Choice | None:
     """The checkpoint that `--resume` means for `cluster`; None for a fresh start.
 
-    `auto`: the newest complete one of this cluster for which all clusters that have checkpoints
-    here have one of the same round, else the newest; a cluster without any starts from another
-    cluster's. `never`: none, and the run folder must hold none. Else a run folder, or the folder
-    of one checkpoint.
+    `auto`: the newest complete one of this cluster, and the newest shared state that any cluster
+    has here; a cluster without any starts from another cluster's. `never`: none, and the run folder
+    must hold none. Else a run folder, or the folder of one checkpoint.
 
     Raises:
         CheckpointError: naming the path of what is missing or damaged.
@@ -59,7 +66,7 @@ def finished(run_dir: Path | str, cluster: str, steps: int) -> bool:
         CheckpointError: as `choose`.
     """
     choice = choose(run_dir, cluster, "auto")
-    return choice is not None and choice.own and is_finished(choice.checkpoint, steps)
+    return choice is not None and choice.finished(steps) is not None
 
 
 def saved_since(run_dir: Path | str, cluster: str, moment: float) -> bool:
@@ -74,39 +81,45 @@ def _newest(folder: RunFolder, cluster: str) -> Choice | None:
     notes += [
         f"{path} was never completed: its save was interrupted" for path in listing.unfinished
     ]
+    newest = [folder.list(name).complete[:1] for name in folder.clusters() if name != cluster]
+    others = [found for each in newest for found in each if found.shared is not None]
     if listing.complete:
-        joint = next((c for c in listing.complete if _is_joint(folder, c)), None)
-        return Choice(joint or listing.complete[0], True, tuple(notes))
+        own = listing.complete[0]
+        ahead = [found for found in others if _is_ahead(found, own)]
+        return Choice(own, True, tuple(notes), max(ahead, key=_version, default=None))
     if listing.damaged:
         raise CheckpointError(
             f"{folder.cluster_folder(cluster)} has no usable checkpoint: "
             f"{'; '.join(listing.damaged)}. Start from another with --resume PATH, or remove the "
             "folder to start afresh"
         )
-    others = [folder.list(name).complete for name in folder.clusters() if name != cluster]
-    candidates = [found[0] for found in others if found and found[0].manifest.shared is not None]
-    if not candidates:
+    if not others:
         return None
-    return Choice(max(candidates, key=lambda c: c.manifest.round), False, tuple(notes))
+    return Choice(max(others, key=_version), False, tuple(notes))
 
 
-def _is_joint(folder: RunFolder, checkpoint: Checkpoint) -> bool:
-    """Whether the others that have checkpoints here can go on from the same round.
+def _is_ahead(other: Checkpoint, own: Checkpoint) -> bool:
+    """Whether the other has a newer shared state of the same run."""
+    if own.shared is None:
+        return False
+    return _progress(other).began == _progress(own).began and _version(other) > _version(own)
+
+
+def _version(checkpoint: Checkpoint) -> tuple[int, int]:
+    return _progress(checkpoint).version
+
+
+def _progress(checkpoint: Checkpoint) -> Progress:
+    assert checkpoint.shared is not None
+    return Progress.model_validate(checkpoint.shared.progress)
+
+
+def _fit(one: ClusterManifest, other: ClusterManifest) -> bool:
+    """Whether clusters with these checkpoints go on from one moment.
 
     A cluster that has a pseudo-gradient on the wire may also go on beside one that has already
     applied it.
     """
-    manifest = checkpoint.manifest
-    for name in manifest.clusters:
-        if name == manifest.cluster:
-            continue
-        others = [other.manifest for other in folder.list(name).complete]
-        if others and not any(_fit(manifest, other) for other in others):
-            return False
-    return True
-
-
-def _fit(one: ClusterManifest, other: ClusterManifest) -> bool:
     low, high = sorted((one, other), key=lambda manifest: manifest.round)
     if low.round == high.round:
         return True

@@ -30,7 +30,7 @@ from dsx.outer.report import RoundReport
 from dsx.outer.reporting import RoundReporter
 from dsx.outer.round import Contribution, Outcome, RoundExchange
 from dsx.outer.snapshot import Snapshot, WantsShared
-from dsx.outer.state import SharedState
+from dsx.outer.state import Progress, SharedState
 from dsx.outer.steps import StepCounter
 from dsx.outer.weights import LocalWeights, rebase
 from dsx.settings.dsx_block import OuterSettings
@@ -92,7 +92,7 @@ class OuterEngine:
         self._agreement = agreement or AloneAgreement()
         self._on_commit = on_commit
         self._stop_wanted = stop_wanted
-        self._restored_round: int | None = None
+        self._restored: tuple[int, int] | None = None
         self._failed = False
         self._own = OwnState(DelayClock(settings.delay))
         self._control = Control(settings, vocab_size)
@@ -164,7 +164,7 @@ class OuterEngine:
     @property
     def goes_on(self) -> bool:
         """After `start`: whether a restored state was what the other clusters go on from, too."""
-        return self._restored_round is not None
+        return self._restored is not None
 
     def watch(self, on_phase: Callable[[str], None]) -> None:
         """Call `on_phase` from the exchange's thread; see `RoundExchange.on_phase`."""
@@ -195,8 +195,8 @@ class OuterEngine:
                 break
             self._pause()
         self._name = outcome.cluster
-        if self._restored_round is not None:
-            if self._keeper.goes_on(self._own, self._restored_round, outcome, self._send):
+        if self._restored is not None:
+            if self._keeper.goes_on(self._own, self._restored, outcome, self._send):
                 return outcome.clusters
             log.warning(
                 "the others are at round %d: %d inner steps made here since the last exchange are "
@@ -205,7 +205,7 @@ class OuterEngine:
                 self.step_in_round + (self._own.flight.local_steps if self._own.flight else 0),
             )
             self._own.forget()
-        self._restored_round = None
+        self._restored = None
         self._own.todo = self._lease(outcome) or []
         progress = self.state.progress
         self.steps.go_to(progress.steps)
@@ -321,7 +321,16 @@ class OuterEngine:
         own = self._keeper.restore(snapshot, self._base)
         if own is not None:
             self._own = own
-            self._restored_round = self.round
+            self._restored = self.state.progress.version
+
+    def take_over(self, shared: Mapping[str, torch.Tensor], progress: Progress) -> None:
+        """After `restore`: go on from a newer shared state, that another cluster has saved.
+
+        Args:
+            shared: as `SharedState.load` takes it.
+        """
+        self.state.load(shared, progress)
+        self._round.rehash()
 
     # ------------------------------------------------------------------ a round's two ends
 

@@ -7,7 +7,7 @@ from dsx.errors import ExchangeError, ExchangeRefused
 from dsx.outer.leases import Ranges
 from dsx.settings.dsx_block import OnDivergence
 
-PROTOCOL = 4
+PROTOCOL = 5
 LONGEST = 2**16
 """Bytes of a header, at most."""
 
@@ -24,6 +24,8 @@ class Header(BaseModel):
     """Rounds committed so far."""
     met: int = Field(ge=0)
     """Number of the meeting at which the last of them was committed."""
+    began: int = Field(ge=0)
+    """As `Progress.began`."""
     shared_digest: str
     """Of the sender's shared weights, momentum and leases, over all ranks of the cluster; equal
     wherever `version` is."""
@@ -55,11 +57,7 @@ class Header(BaseModel):
 
     @property
     def version(self) -> tuple[int, int]:
-        """Of the sender's shared weights: who has the greatest has the newest.
-
-        Clusters that were cut off from each other may have committed the same round with different
-        members. The one that met later was the one that the coordinator could still reach.
-        """
+        """Of the sender's shared weights, as `Progress.version`."""
         return self.round, self.met
 
     def to_bytes(self) -> torch.Tensor:
@@ -83,7 +81,10 @@ class Header(BaseModel):
 
 
 def check_headers(headers: list[Header], clusters: tuple[str, ...]) -> None:
-    """Refuse to exchange with anybody who trains something else.
+    """Refuse to exchange with anybody who trains something else, or in another run.
+
+    Whoever was started afresh and had made rounds of its own before it met the others must neither
+    hand them its state nor lose it without a word.
 
     Raises:
         ExchangeRefused: naming the cluster that differs.
@@ -93,6 +94,17 @@ def check_headers(headers: list[Header], clusters: tuple[str, ...]) -> None:
             raise ExchangeRefused(
                 f"cluster {name} speaks protocol {header.protocol}, this one {PROTOCOL}; install "
                 "the same version of dsx on both"
+            )
+    # Who has made no round yet takes over whatever the others have.
+    begun = [(n, header) for n, header in zip(clusters, headers, strict=True) if header.round]
+    for name, header in begun:
+        first, other = begun[0]
+        if header.began != other.began:
+            raise ExchangeRefused(
+                f"clusters {first} (at round {other.round}) and {name} (at round {header.round}) "
+                "are of different runs: one was started afresh, and made rounds before it met the "
+                "other. End the one whose rounds are not wanted, and start it with an empty "
+                "dsx.run_dir and dsx.outer.start_clusters at the number of clusters"
             )
 
 

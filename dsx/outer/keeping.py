@@ -180,7 +180,7 @@ class Keeper:
     def goes_on(
         self,
         own: OwnState,
-        restored_round: int,
+        restored: tuple[int, int],
         outcome: Outcome,
         send: "Callable[[Contribution], Future[Outcome]]",
     ) -> bool:
@@ -190,6 +190,7 @@ class Keeper:
         with this cluster's part in it, is over.
 
         Args:
+            restored: version of the shared state that belongs to `own`.
             outcome: of the meeting.
             send: makes an exchange.
         """
@@ -197,9 +198,9 @@ class Keeper:
         if outcome.diverged:
             return False
         if flight is None or flight.future.done():
-            return round_ == restored_round
+            return self._state.progress.version == restored
         delta, self._to_send = self._to_send, None
-        if round_ == flight.base_round:
+        if self._state.progress.version == restored:
             flight.future = send(flight.contribution(delta))
             return True
         progress = self._state.progress

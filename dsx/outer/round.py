@@ -226,6 +226,8 @@ class RoundExchange:
         source, behind = find_newest(headers, membership.clusters, self._on_divergence)
         times = self._bring_up_to_date(membership, headers, source, behind)
         progress = self._state.progress
+        if progress.round == 0:
+            progress.began = min(header.began or membership.number for header in headers)
         leases = progress.leases.admit(
             {name: h.claim for name, h in zip(membership.clusters, headers, strict=True)}
         )
@@ -318,6 +320,7 @@ class RoundExchange:
             identity=self._identity.digest,
             round=progress.round,
             met=progress.met,
+            began=progress.began,
             shared_digest=self._digest,
             starting=contribution.starting,
             tokens=contribution.tokens,

@@ -25,6 +25,9 @@ class Progress(BaseModel):
     """Rounds committed."""
     met: int = 0
     """Number of the meeting at which the last of them was committed."""
+    began: int = 0
+    """Number of the first meeting of the run's first clusters: states that differ in it are of
+    different runs. 0 before that, and in checkpoints that do not tell."""
     tokens_total: int = 0
     """Tokens in committed pseudo-gradients, over all clusters."""
     delays: list[int] = []
@@ -53,6 +56,15 @@ class Progress(BaseModel):
     """Seconds of an inner step by cluster, smoothed."""
     leases: Leases = Leases()
     """Who trains which samples."""
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Of the shared state, in its run: who has the greatest has the newest.
+
+        Clusters that were cut off from each other may have committed the same round with different
+        members. The one that met later was the one that the coordinator could still reach.
+        """
+        return self.round, self.met
 
     def round_samples(self, step_samples: int) -> int:
         """Samples of a cluster, of so many in an inner step, in the longest round known."""

@@ -115,8 +115,8 @@ class ClusterRun:
             whether the run is over: False when it was asked to end before; `saved` is then what
             it goes on from.
         """
-        found = self.saver.found
-        if self.saver.finished and found is not None:
+        found = self.saver.finished_at
+        if found is not None:
             log.info(
                 "this run has finished: %s is at step %d of %d; raise dsx.training.steps to go on",
                 found.folder,

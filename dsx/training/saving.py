@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from dsx.checkpoint.choosing import Choice, choose, is_finished
+from dsx.checkpoint.choosing import Choice, choose
 from dsx.checkpoint.export import TOKENIZER
 from dsx.checkpoint.folders import Checkpoint, RunFolder
 from dsx.checkpoint.generators import generator_states, restore_generators, seed_generators
@@ -72,11 +72,10 @@ class RunSaver:
         return self._choice.checkpoint if self._choice is not None else None
 
     @property
-    def finished(self) -> bool:
-        """Whether the run that was found has nothing left to do."""
-        found = self.found
-        steps = self._dsx.training.steps
-        return found is not None and self.is_own and is_finished(found, steps)
+    def finished_at(self) -> Checkpoint | None:
+        """The checkpoint at which the run that was found came to its end, this cluster's or
+        another's; None when something is left to do."""
+        return self._choice.finished(self._dsx.training.steps) if self._choice else None
 
     @property
     def is_own(self) -> bool:
@@ -107,9 +106,16 @@ class RunSaver:
             restore_generators(states)
         if outer is not None:
             outer.restore(self._snapshot(checkpoint, names))
+            if self._choice is not None and self._choice.ahead is not None:
+                shared = self._choice.ahead.shared
+                assert shared is not None
+                outer.take_over(
+                    self._choice.ahead.shared_tensors(""), Progress.model_validate(shared.progress)
+                )
         self._engine.agreement.barrier()
         if self._engine.rank == 0:
-            self._folder_of(checkpoint).release(checkpoint, self._cluster)
+            for read in self._read(self._choice):
+                self._folder_of(read).release(read, self._cluster)
 
     @property
     def position(self) -> int:
@@ -189,12 +195,11 @@ class RunSaver:
         if self._engine.rank == 0:
             try:
                 answer = choose(self._dsx.run_dir, self._cluster, resume)
-                if answer is not None:
-                    self._folder_of(answer.checkpoint).hold(answer.checkpoint, self._cluster)
+                for read in self._read(answer):
+                    self._folder_of(read).hold(read, self._cluster)
                     moments = self._engine.weights.moment_kinds()
-                    require_fit(
-                        answer.checkpoint, self._ready, moments, with_clusters=with_clusters
-                    )
+                    require_fit(read, self._ready, moments, with_clusters=with_clusters)
+                if answer is not None:
                     self._tell(answer)
             except CheckpointError as error:
                 answer = str(error)
@@ -204,6 +209,12 @@ class RunSaver:
         if answer is not None and answer.own and self._engine.rank == 0:
             self._restore_tracking(answer.checkpoint.manifest.tracking)
         return answer
+
+    def _read(self, choice: Choice | None) -> list[Checkpoint]:
+        """All that is read."""
+        if choice is None:
+            return []
+        return [choice.checkpoint, *([choice.ahead] if choice.ahead is not None else [])]
 
     def _keep_tokenizer(self) -> None:
         """The run folder alone is to suffice for an export, wherever it is moved to."""
@@ -230,6 +241,14 @@ class RunSaver:
             manifest.round,
             "" if choice.own else f": the shared weights, with the moments of {manifest.cluster}",
         )
+        if choice.ahead is not None:
+            log.warning(
+                "cluster %s has saved round %d, this one round %d: the shared state is that of %s",
+                choice.ahead.manifest.cluster,
+                choice.ahead.manifest.round,
+                manifest.round,
+                choice.ahead.folder,
+            )
         changes = changed_settings(choice.checkpoint, self._settings)
         if changes:
             log.warning("settings have changed since: %s", "; ".join(changes))

@@ -9,6 +9,7 @@ import torch
 from dsx.checkpoint.manifest import ClusterManifest, DataPosition, Layout
 from dsx.checkpoint.writer import CheckpointWriter, Job, SharedPart
 from dsx.outer.leases import Leases
+from dsx.outer.state import Progress
 
 
 class Alone:
@@ -59,6 +60,7 @@ def job(
     step: int = 10,
     round_: int | None = None,
     leases: Leases | None = None,
+    began: int = 0,
     **changes: Any,
 ) -> Job:
     """A checkpoint whose tensors depend on the step, and its shared part on the round."""
@@ -67,10 +69,11 @@ def job(
         return Job(manifest(cluster, step, **changes), tensors, None)
     name = f"round-{round_:06}-{round_:032x}"
     theta = {f"theta/{name}": value for name, value in values(1000 + round_).items()}
+    progress = Progress(round=round_, began=began, leases=leases or Leases())
     return Job(
         manifest(cluster, step, shared=name, round=round_, **changes),
         tensors,
-        SharedPart(name, {"round": round_, "leases": (leases or Leases()).model_dump()}, theta),
+        SharedPart(name, progress.model_dump(), theta),
     )
 
 

@@ -25,13 +25,35 @@ def test_an_empty_run_folder_is_a_fresh_start(tmp_path: Path) -> None:
     assert choose(tmp_path / "none", "c0", "never") is None
 
 
-def test_the_newest_of_which_all_clusters_have_the_same_round_is_chosen(tmp_path: Path) -> None:
+def test_the_newest_round_that_any_cluster_has_is_that_of_all(tmp_path: Path) -> None:
     for step, round_ in ((10, 1), (20, 2)):
         save(tmp_path, "c0", step, round_=round_)
         save(tmp_path, "c1", step, round_=round_)
     save(tmp_path, "c0", 30, keep=3, round_=3)  # c1 died while it saved its own
-    assert chosen(tmp_path, "c0").checkpoint.manifest.step == 20
-    assert chosen(tmp_path, "c1").checkpoint.manifest.step == 20
+    first, second = chosen(tmp_path, "c0"), chosen(tmp_path, "c1")
+    assert (first.checkpoint.manifest.step, first.ahead) == (30, None)
+    assert second.own
+    assert second.checkpoint.manifest.step == 20
+    assert second.ahead is not None
+    assert second.ahead.manifest.step == 30
+    assert second.ahead.shared_tensors("theta/")
+
+
+def test_a_cluster_that_was_behind_has_nothing_left_to_do_when_another_has_finished(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path, "c0", 20, round_=2)
+    save(tmp_path, "c1", 10, round_=1, flushed=False)
+    checkpoint = chosen(tmp_path, "c1").finished(20)
+    assert checkpoint is not None
+    assert checkpoint.manifest.cluster == "c0"
+    assert chosen(tmp_path, "c1").finished(21) is None
+
+
+def test_the_state_of_another_run_in_the_folder_is_not_ahead(tmp_path: Path) -> None:
+    save(tmp_path, "c0", 30, round_=3, began=2)
+    save(tmp_path, "c1", 20, round_=2, began=1)
+    assert chosen(tmp_path, "c1").ahead is None
 
 
 def test_a_cluster_with_an_exchange_in_the_air_fits_one_that_has_seen_its_end(

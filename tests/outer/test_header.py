@@ -13,6 +13,7 @@ def header(**changes: object) -> Header:
         "identity": "same",
         "round": 3,
         "met": 7,
+        "began": 1,
         "shared_digest": "d",
         "starting": False,
         "tokens": 10,
@@ -43,6 +44,16 @@ def test_bytes_that_are_no_header_are_refused_by_the_senders_name(payload: bytes
 def test_another_protocol_is_refused_by_the_clusters_name() -> None:
     with pytest.raises(ExchangeRefused, match="cluster there speaks protocol 99"):
         check_headers([header(), header(protocol=99)], ("here", "there"))
+
+
+def test_a_run_that_was_started_afresh_neither_gives_nor_loses_its_state() -> None:
+    headers = [header(), header(round=0, began=9), header(round=8, began=9)]
+    with pytest.raises(
+        ExchangeRefused,
+        match=r"clusters old \(at round 3\) and fresh \(at round 8\) are of different runs",
+    ):
+        check_headers(headers, ("old", "new", "fresh"))
+    check_headers(headers[:2], ("old", "new"))
 
 
 @pytest.mark.parametrize("ranges", [[(5, 5)], [(-1, 2)], [(3, 1)]])

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dsx.errors import ExchangeRefused
 from dsx.exchange.in_process import InProcessHub
 from dsx.exchange.interface import Membership
 from dsx.outer.engine import Interrupted
@@ -255,3 +256,99 @@ def test_a_restored_cluster_that_is_behind_takes_over_the_others_state() -> None
     assert behind.engine.step_in_round == 0
     assert_same([behind.weights()], [behind.engine.theta])
     assert_same([ahead.weights()], [new.model])
+
+
+def alone(settings: OuterSettings) -> OuterSettings:
+    return settings.model_copy(update={"start_clusters": 1})
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_a_cluster_that_saved_less_goes_on_from_the_newest_state_that_another_saved(
+    delay: object,
+) -> None:
+    settings = outer_settings(delay, "all", "none")
+    clusters = make(settings)
+    together(clusters, lambda cluster: cluster.engine.start())
+    for _ in range(7):
+        step(clusters)
+    old = Saved(clusters[0])
+    for _ in range(10):
+        step(clusters)
+    new = Saved(clusters[1])
+    assert new.snapshot.shared is not None
+    end(clusters)
+
+    # The one that saved more is not there: nobody could hand its state over.
+    (behind,) = make(alone(settings), 1)
+    old.into(behind)
+    behind.engine.take_over(new.snapshot.shared, new.snapshot.progress)
+    behind.engine.start()
+    assert not behind.engine.goes_on
+    assert behind.engine.round == new.snapshot.progress.round == 3
+    assert_same([behind.weights()], [behind.engine.theta])
+    for name, value in new.snapshot.shared.items():
+        assert torch.equal(behind.engine.state.tensors()[name], value), name
+    for _ in range(LOCAL_STEPS + 2):
+        step([behind])
+    assert behind.engine.round == 4
+
+
+def test_two_clusters_that_took_over_the_same_state_meet_as_equals() -> None:
+    settings = outer_settings(2, "all", "none")
+    clusters = make(settings)
+    together(clusters, lambda cluster: cluster.engine.start())
+    for _ in range(7):
+        step(clusters)
+    old = Saved(clusters[0])
+    for _ in range(10):
+        step(clusters)
+    new = Saved(clusters[1])
+    assert new.snapshot.shared is not None
+    end(clusters)
+    both = make(settings)
+    old.into(both[0])
+    both[0].engine.take_over(new.snapshot.shared, new.snapshot.progress)
+    new.into(both[1])
+    together(both, lambda cluster: cluster.engine.start())
+    together(both, lambda cluster: cluster.engine.go_on())
+    for _ in range(2 * LOCAL_STEPS):
+        step(both)
+    end(both)
+    assert both[0].engine.round == both[1].engine.round
+    for name, value in both[0].engine.state.tensors().items():
+        assert torch.equal(value, both[1].engine.state.tensors()[name]), name
+
+
+def test_a_run_that_a_fresh_cluster_has_begun_alone_does_not_replace_an_older_one() -> None:
+    settings = outer_settings(0, "all", "none")
+    clusters = make(settings)
+    together(clusters, lambda cluster: cluster.engine.start())
+    for _ in range(LOCAL_STEPS):
+        step(clusters)
+    old = Saved(clusters[0])
+    end(clusters)
+
+    hub = InProcessHub(["fresh"], timeout_seconds=30)
+    hub.exchange("fresh").join(1.0)  # Meetings have numbers of one clock: this one is a later one.
+    fresh = Reader(alone(settings), hub.exchange("fresh"), 1)
+    fresh.engine.start()
+    for _ in range(3 * LOCAL_STEPS):
+        step([fresh])
+    assert fresh.engine.round == 3 > old.snapshot.progress.round
+
+    comes = Reader(settings, hub.exchange("old"), 0)
+    old.into(comes)
+
+    def refused() -> None:
+        with pytest.raises(ExchangeRefused, match="are of different runs"):
+            comes.engine.start()
+        comes.engine.close()
+
+    thread = threading.Thread(target=refused)
+    thread.start()
+    for _ in range(LOCAL_STEPS):
+        step([fresh])
+    thread.join(30)
+    assert not thread.is_alive()
+    assert comes.engine.round == old.snapshot.progress.round
+    assert fresh.engine.round == 4, "it went on when the other had left"
