@@ -10,7 +10,8 @@ class DsxError(Exception):
 
 
 class SettingsError(DsxError):
-    """The settings file, or an override of it, asks for something that can't be done."""
+    """The settings file, an override of it or an argument asks for something that can't be done,
+    whatever the model and the machine: exit code 2."""
 
 
 class DataError(DsxError):

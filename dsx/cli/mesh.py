@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the folders, and say what to do with them. Raises LaunchError."""
+    """Write the folders, and say what to do with them. Raises SettingsError and LaunchError."""
     from dsx.exchange.mesh import COMMANDS, parse_clusters, write_mesh
 
     machines = parse_clusters(args.clusters)

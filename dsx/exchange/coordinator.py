@@ -9,7 +9,7 @@ import os
 import socket
 from types import TracebackType
 
-from dsx.errors import LaunchError
+from dsx.errors import LaunchError, SettingsError
 from dsx.exchange.relay import Relay
 from dsx.exchange.secret import RunSecret, require_secret
 
@@ -31,14 +31,14 @@ class Coordinator:
         secret: of the run; who does not hold it reaches nothing.
 
     Raises:
-        LaunchError: `bind` is not an address of this machine, or is taken, or others can reach it
-            and there is no secret.
+        SettingsError: `bind` is no address, or others can reach it and there is no secret.
+        LaunchError: it is not an address of this machine, or is taken.
     """
 
     def __init__(self, bind: str, secret: RunSecret | None = None) -> None:
         host, separator, port = bind.rpartition(":")
         if not separator or not host or not port.isdigit() or int(port) > 65535:
-            raise LaunchError(
+            raise SettingsError(
                 f"--bind is {bind!r}; give HOST:PORT, for example 127.0.0.1:29510 (port 0 takes a "
                 "free one)"
             )

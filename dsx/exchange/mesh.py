@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from dsx.errors import LaunchError
+from dsx.errors import LaunchError, SettingsError
 from dsx.exchange.secret import RunSecret
 
 INTERFACE = "dsx0"
@@ -41,7 +41,7 @@ def parse_clusters(words: Sequence[str]) -> list[Machine]:
     """`NAME=HOST:PORT[,HOST:PORT...]` of every cluster.
 
     Raises:
-        LaunchError: a word has another form, a name or an address comes twice, or there is only
+        SettingsError: a word has another form, a name or an address comes twice, or there is only
             one machine.
     """
     machines: list[Machine] = []
@@ -65,12 +65,14 @@ def parse_clusters(words: Sequence[str]) -> list[Machine]:
             machines.append(Machine(name, number, folder, host, int(port)))
     for what in ({m.folder for m in machines}, {(m.host, m.port) for m in machines}):
         if len(what) < len(machines):
-            raise LaunchError(
+            raise SettingsError(
                 f"--clusters {' '.join(words)}: a name or an address comes twice; give each "
                 "machine its own"
             )
     if len(machines) < 2:
-        raise LaunchError("--clusters names one machine, which needs no network; name all of them")
+        raise SettingsError(
+            "--clusters names one machine, which needs no network; name all of them"
+        )
     return machines
 
 
@@ -85,13 +87,14 @@ def write_mesh(
         folder: to be made; everything in it is for its owner alone.
 
     Raises:
-        LaunchError: `folder` is there and not empty, or the network or the coordinator can't be.
+        SettingsError: the network or the coordinator can't be.
+        LaunchError: `folder` is there and not empty.
     """
     addresses = _addresses(network, len(machines))
     try:
         hub = next(i for i, m in enumerate(machines) if m.cluster == coordinator and not m.number)
     except StopIteration:
-        raise LaunchError(
+        raise SettingsError(
             f"--coordinator is {coordinator}, which is none of the clusters "
             f"({', '.join(dict.fromkeys(m.cluster for m in machines))}); name one of them"
         ) from None
@@ -163,13 +166,15 @@ def _addresses(network: str, count: int) -> list[str]:
     try:
         found = ipaddress.ip_network(network)
     except ValueError as error:
-        raise LaunchError(f"--network is {network}: {error}; give one like 10.83.0.0/24") from error
+        raise SettingsError(
+            f"--network is {network}: {error}; give one like 10.83.0.0/24"
+        ) from error
     if found.version != 4 or not found.is_private or found.is_loopback:
-        raise LaunchError(
+        raise SettingsError(
             f"--network is {network}, which is no private IPv4 network; use one like 10.83.0.0/24"
         )
     if found.num_addresses - 2 < count:
-        raise LaunchError(
+        raise SettingsError(
             f"--network is {network}, which has no {count} addresses for {count} machines; use a "
             "larger one, like 10.83.0.0/24"
         )
@@ -186,8 +191,8 @@ def _base64(key: bytes) -> str:
     return base64.b64encode(key).decode()
 
 
-def _unusable(word: str) -> LaunchError:
-    return LaunchError(
+def _unusable(word: str) -> SettingsError:
+    return SettingsError(
         f"--clusters {word}: expected NAME=HOST:PORT, as in site-a=203.0.113.5:51820, or "
         "NAME=HOST:PORT,HOST:PORT for a cluster of several machines, that of rank 0 first"
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from dsx.errors import LaunchError
+from dsx.errors import LaunchError, SettingsError
 
 KEY_BYTES = 32
 
@@ -102,11 +102,11 @@ def require_secret(secret: RunSecret | None, host: str, argument: str) -> None:
     """Nothing is opened to a network without a secret.
 
     Raises:
-        LaunchError: `host`, the value of `argument`, is not the loopback address, and there is no
+        SettingsError: `host`, the value of `argument`, is not the loopback address, and there is no
             secret.
     """
     if secret is None and not is_loopback(host):
-        raise LaunchError(
+        raise SettingsError(
             f"{argument} is {host}, which others than this machine can reach, and there is no run "
             "secret; make one with `dsx secret new FILE`, copy it to every machine of the run, and "
             "give --secret-file FILE to `dsx coordinator` and to every cluster"

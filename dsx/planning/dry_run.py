@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dsx.compression.table import CodecTable
-from dsx.errors import ModelError
+from dsx.errors import ModelError, SettingsError
 from dsx.models.partition import StageRange
 from dsx.models.plan import ModelPlan
 from dsx.models.skeleton import build_lm
@@ -56,10 +56,11 @@ def dry_run(settings: Settings, plan: ModelPlan, stages: int, stage: int) -> Dry
     """Check stage `stage` of `stages`, and run the outer engine on its first layer.
 
     Raises:
-        ModelError: there is no such stage, or its parameters are not the unsplit model's.
+        SettingsError: there is no such stage.
+        ModelError: its parameters are not the unsplit model's.
     """
     if not 0 <= stage < stages:
-        raise ModelError(f"--stage {stage}: a layout of {stages} stages has 0 to {stages - 1}")
+        raise SettingsError(f"--stage {stage}: a layout of {stages} stages has 0 to {stages - 1}")
     chosen = plan.partition(stages)[stage]
     shapes = plan.stage_shapes(chosen)
     check_stage(plan, chosen)

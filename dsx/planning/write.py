@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dsx.errors import SettingsError
+from dsx.errors import DsxError
 from dsx.planning.plan import Plan
 from dsx.settings.loading import parse_settings
 
@@ -43,7 +43,7 @@ def planned_settings(raw: dict[str, Any], plan: Plan) -> dict[str, Any]:
 
 
 def write_settings(path: Path, raw: dict[str, Any], plan: Plan) -> None:
-    """Write `planned_settings` to a file that is not there yet. Raises SettingsError if it is."""
+    """Write `planned_settings` to a file that is not there yet. Raises DsxError if it is."""
     if path.exists():
-        raise SettingsError(f"--write {path}: there is such a file already; name another")
+        raise DsxError(f"--write {path}: there is such a file already; name another")
     path.write_text(json.dumps(planned_settings(raw, plan), indent=2) + "\n", encoding="utf-8")

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from torch.distributed import TCPStore
 
-from dsx.errors import ExchangeError, ExchangeRefused
+from dsx.errors import ExchangeError, ExchangeRefused, SettingsError
 from dsx.exchange.authenticated import AuthenticatedExchange
 from dsx.exchange.interface import Council, Exchange
 from dsx.exchange.relay import Relay, server_name, tls_context
@@ -65,6 +65,7 @@ def meet(
         ExchangeError: the coordinator can't be reached, or `bind_host` can't be used. All ranks
             raise it alike.
         ExchangeRefused: the coordinator has another secret, or only one of the two has one.
+        SettingsError: `coordinator` is no address.
     """
     store: TCPStore | None = None
     relay: Relay | None = None
@@ -76,7 +77,7 @@ def meet(
             host = bind_host or _own_address(address)
             store = open_store(host)
             opened = (host, store.port)
-        except ExchangeError as error:
+        except (ExchangeError, SettingsError) as error:
             # The others would only see that this rank has gone.
             problem = (type(error), str(error))
     opened, problem = council.broadcast((opened, problem))
@@ -98,14 +99,14 @@ def meet(
 
 
 def read_address(coordinator: str) -> tuple[str, int]:
-    """Host and port of `http://HOST:PORT`. Raises ExchangeError."""
+    """Host and port of `http://HOST:PORT`. Raises SettingsError."""
     parts = urlsplit(coordinator)
     try:
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
     if parts.scheme != "http" or host is None or port is None:
-        raise ExchangeError(
+        raise SettingsError(
             f"--coordinator is {coordinator!r}; give an address like http://127.0.0.1:29510"
         )
     return host, port

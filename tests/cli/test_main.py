@@ -71,6 +71,38 @@ def test_errors_a_user_can_act_on_are_told_without_a_traceback(
     assert captured.out == ""
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "coordinator --bind 127.0.0.1",
+        "coordinator --bind 0.0.0.0:0",
+        "mesh init --output mesh --clusters a=h:1",
+        "mesh init --output mesh --clusters a=h:1 b=h:2 --network 8.8.8.0/24",
+        "local --deepspeed_config no-such-file.json",
+        "simulate --deepspeed_config no-such-file.json --clusters 0",
+        "bench scale --clusters 1",
+        "bench link --rate 2mbit --clusters 1",
+    ],
+)
+def test_wrong_arguments_end_every_command_with_code_2(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main.main(words.split()) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["report --run nowhere", "audit --run nowhere", "export --run nowhere --output out"],
+)
+def test_what_is_not_there_is_no_wrong_argument(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main.main(words.split()) == 1
+
+
 def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, RuntimeError("a fault of ours"))
 

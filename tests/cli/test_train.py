@@ -27,9 +27,9 @@ def test_an_address_that_is_none_is_told_before_the_model_is_built(
 ) -> None:
     path = str(written(tmp_path, valid()))
     code, said = call(capsys, "--deepspeed_config", path, "--coordinator", "127.0.0.1:29510")
-    assert code == 1
+    assert code == 2
     assert said == (
-        "dsx: ExchangeError: --coordinator is '127.0.0.1:29510'; give an address like "
+        "dsx: SettingsError: --coordinator is '127.0.0.1:29510'; give an address like "
         "http://127.0.0.1:29510"
     )
 

@@ -121,6 +121,6 @@ def test_a_folder_with_something_in_it_is_never_written_to(
 def test_what_makes_no_network_is_refused_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
 ) -> None:
-    assert init(tmp_path / "mesh", "--clusters", *words) == 1
+    assert init(tmp_path / "mesh", "--clusters", *words) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "mesh").exists()

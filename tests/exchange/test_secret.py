@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsx.cli import main
-from dsx.errors import LaunchError
+from dsx.errors import LaunchError, SettingsError
 from dsx.exchange.secret import RunSecret, is_loopback, require_secret
 
 
@@ -95,7 +95,7 @@ def test_a_secret_shows_itself_nowhere() -> None:
 def test_what_only_this_machine_reaches_is_known(host: str, expected: bool) -> None:
     assert is_loopback(host) == expected
     if not expected:
-        with pytest.raises(LaunchError, match=r"--bind is .*dsx secret new FILE"):
+        with pytest.raises(SettingsError, match=r"--bind is .*dsx secret new FILE"):
             require_secret(None, host, "--bind")
     require_secret(RunSecret(b"s" * 32), host, "--bind")
 
@@ -116,5 +116,5 @@ def test_a_coordinator_that_others_can_reach_needs_a_secret(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for host in ("0.0.0.0", "203.0.113.5"):
-        assert main.main(["coordinator", "--bind", f"{host}:0"]) == 1
+        assert main.main(["coordinator", "--bind", f"{host}:0"]) == 2
         assert "there is no run secret" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from typing import Any
 import psutil
 import pytest
 
-from dsx.errors import ExchangeError
+from dsx.errors import ExchangeError, SettingsError
 from dsx.exchange.coordinator import Coordinator
 from dsx.training.meeting import meet, open_store
 
@@ -49,7 +49,7 @@ def test_all_ranks_tell_that_there_is_no_coordinator_and_how_to_start_one() -> N
 
 @pytest.mark.parametrize("url", ["127.0.0.1:29510", "http://127.0.0.1", "http://host:port", "x"])
 def test_a_coordinator_that_is_no_address_is_refused_with_an_example(url: str) -> None:
-    with pytest.raises(ExchangeError, match=r"--coordinator is .*like http://127\.0\.0\.1:29510"):
+    with pytest.raises(SettingsError, match=r"--coordinator is .*like http://127\.0\.0\.1:29510"):
         call(url, Told())
 
 
