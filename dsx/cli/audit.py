@@ -2,22 +2,14 @@
 
 import argparse
 import json
-from pathlib import Path
+
+from dsx.cli.common import add_runs_argument
 
 HELP = "Account for every token that a run has trained."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--run",
-        dest="runs",  # `run` is the command itself.
-        metavar="DIR",
-        type=Path,
-        action="extend",
-        nargs="+",
-        required=True,
-        help="the run's folder (`dsx.run_dir`); several, where the clusters have one each",
-    )
+    add_runs_argument(parser, "several, where the clusters have one each")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

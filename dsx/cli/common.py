@@ -3,6 +3,7 @@
 import argparse
 import math
 import os
+from pathlib import Path
 
 from dsx.settings import Settings, load_settings
 
@@ -44,6 +45,24 @@ def add_settings_arguments(parser: argparse.ArgumentParser, required: bool = Tru
         default=[],
         metavar="KEY=VALUE",
         help="override settings, as in dsx.outer.local_steps=10",
+    )
+
+
+def add_runs_argument(parser: argparse.ArgumentParser, several: str) -> None:
+    """`--run DIR [DIR ...]`, which are `runs` in the arguments: `run` is the command itself.
+
+    Args:
+        several: what comes of more than one.
+    """
+    parser.add_argument(
+        "--run",
+        dest="runs",
+        metavar="DIR",
+        type=Path,
+        action="extend",
+        nargs="+",
+        required=True,
+        help=f"the run's folder (`dsx.run_dir`); {several}",
     )
 
 

@@ -3,20 +3,13 @@
 import argparse
 from pathlib import Path
 
+from dsx.cli.common import add_runs_argument
+
 HELP = "Write a self-contained HTML page about one or more runs."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--run",
-        dest="runs",  # `run` is the command itself.
-        metavar="DIR",
-        type=Path,
-        action="extend",
-        nargs="+",
-        required=True,
-        help="the run's folder (`dsx.run_dir`); several are shown side by side",
-    )
+    add_runs_argument(parser, "several are shown side by side")
     parser.add_argument(
         "--output",
         metavar="FILE",

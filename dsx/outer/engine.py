@@ -29,7 +29,7 @@ from dsx.outer.own_state import Flight, OwnState
 from dsx.outer.report import RoundReport
 from dsx.outer.reporting import RoundReporter
 from dsx.outer.round import Contribution, Outcome, RoundExchange
-from dsx.outer.snapshot import Snapshot, WantsShared
+from dsx.outer.snapshot import FlightRecord, Snapshot, WantsShared
 from dsx.outer.state import Progress, SharedState
 from dsx.outer.steps import StepCounter
 from dsx.outer.weights import LocalWeights, rebase
@@ -154,7 +154,7 @@ class OuterEngine:
     def unsent_samples(self) -> Ranges:
         """Samples that were trained here and are not part of theta yet, so far as is known."""
         flight = self._own.flight
-        return [*(flight.trained if flight is not None else []), *self._own.trained]
+        return [*(flight.record.trained if flight is not None else []), *self._own.trained]
 
     @property
     def is_flushed(self) -> bool:
@@ -198,11 +198,12 @@ class OuterEngine:
         if self._restored is not None:
             if self._keeper.goes_on(self._own, self._restored, outcome, self._send):
                 return outcome.clusters
+            flight = self._own.flight
             log.warning(
                 "the others are at round %d: %d inner steps made here since the last exchange are "
                 "left out",
                 self.round,
-                self.step_in_round + (self._own.flight.local_steps if self._own.flight else 0),
+                self.step_in_round + (flight.record.local_steps if flight is not None else 0),
             )
             self._own.forget()
         self._restored = None
@@ -258,7 +259,7 @@ class OuterEngine:
 
     def _pass_on(self) -> RoundReport | None:
         report = None
-        if self._own.flight is not None and self.step_in_round >= self._own.flight.delay > 0:
+        if self._own.flight is not None and self.step_in_round >= self._own.flight.record.delay > 0:
             report = self._arrive()
         if self.steps.is_full:
             with span("outer step"):
@@ -267,7 +268,7 @@ class OuterEngine:
 
     def settle(self) -> RoundReport | None:
         """Wait for an average that must be applied before the next inner step."""
-        if self._own.flight is not None and self._own.flight.delay == 0:
+        if self._own.flight is not None and self._own.flight.record.delay == 0:
             return self._arrive()
         return None
 
@@ -366,10 +367,7 @@ class OuterEngine:
             phi = own_share(self._settings.own_share, self._settings.lr, own.share)
             start = {name: base[name].sub(value, alpha=phi) for name, value in delta.items()}
             self._weights.store(start)
-        flight = own.flight = Flight(
-            future=Future(),
-            start=start,
-            end=end,
+        record = FlightRecord(
             local_steps=made,
             delay=delay,
             norm=norm,
@@ -383,6 +381,7 @@ class OuterEngine:
             rank=progress.rank,
             sound=sound,
         )
+        flight = own.flight = Flight(Future(), start, end, record)
         own.tokens = 0
         own.trained = []
         own.seconds = own.measured_rank = 0.0

@@ -72,7 +72,8 @@ class Keeper:
 
     def _moved_anywhere(self, own: OwnState) -> bool:
         """Whether some rank's theta holds the average of the exchange in the air already."""
-        moved = own.flight is not None and self._state.progress.round != own.flight.base_round
+        flight, round_ = own.flight, self._state.progress.round
+        moved = flight is not None and round_ != flight.record.base_round
         return self._agreement.maximum([float(moved)])[0] > 0
 
     def _copy(self, own: OwnState, outcome: Outcome | None, wants_shared: WantsShared) -> Snapshot:
@@ -94,7 +95,7 @@ class Keeper:
             if outcome is not None:
                 count = len(outcome.moments.values())
                 over = OutcomeRecord.of(outcome, more[:count], more[count:])
-            flight = own.flight.record(over)
+            flight = own.flight.saved(over)
             tensors |= own.flight.tensors(outcome.unsent if outcome is not None else None)
         return Snapshot(
             progress=self._state.progress.model_copy(deep=True),
@@ -166,7 +167,7 @@ class Keeper:
             future=Future(),
             start=start,
             end=part(tensors, "flight_end") or start,
-            **record.model_dump(exclude={"outcome"}),
+            record=record.model_copy(update={"outcome": None}),
         )
         if record.outcome is not None:
             unsent = part(tensors, "flight_unsent")
@@ -194,7 +195,7 @@ class Keeper:
             outcome: of the meeting.
             send: makes an exchange.
         """
-        flight, round_ = own.flight, self._state.progress.round
+        flight = own.flight
         if outcome.diverged:
             return False
         if flight is None or flight.future.done():
@@ -204,12 +205,13 @@ class Keeper:
             flight.future = send(flight.contribution(delta))
             return True
         progress = self._state.progress
-        counted = progress.counted.get(outcome.cluster) == (flight.base_round, flight.step)
-        if delta is None or round_ != flight.base_round + 1 or not counted:
+        sent = flight.record
+        counted = progress.counted.get(outcome.cluster) == (sent.base_round, sent.step)
+        if delta is None or progress.round != sent.base_round + 1 or not counted:
             return False
         if self._control.changes_rank:
-            self._averager.set_rank(flight.rank)
-        self._averager.catch_up(delta, flight.base_round, len(progress.contributors))
+            self._averager.set_rank(sent.rank)
+        self._averager.catch_up(delta, sent.base_round, len(progress.contributors))
         seen = OutcomeRecord.unseen(progress.contributors, outcome.cluster)
         flight.future.set_result(self._seen(seen, False, {}))
         return True

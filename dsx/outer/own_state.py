@@ -22,53 +22,26 @@ class Flight:
     """s: the local weights from which training went on at the boundary."""
     end: dict[str, torch.Tensor]
     """The local weights that the round ended with; `start` itself when all was kept."""
-    local_steps: int
-    delay: int
-    norm: float
-    base_round: int
-    """Rounds committed when it was launched."""
-    tokens: int
-    trained: Ranges
-    """Samples in it."""
-    step_seconds: float
-    exchange_seconds: float
-    measured_rank: float
-    """What the rank rule saw in the round before."""
-    step: int
-    """Inner step of the run at the boundary."""
-    rank: int
-    """That it is encoded with; 0: no low rank."""
-    sound: bool
-    """False: it was not finite, and so nothing is sent."""
+    record: FlightRecord
+    """What is known of it beside tensors; without an outcome, which the future has."""
 
     def contribution(self, delta: Mapping[str, torch.Tensor] | None) -> Contribution:
         """What goes into the exchange; `delta` is None when it is not sound."""
+        record = self.record
         return Contribution(
             delta,
-            self.tokens,
-            self.step_seconds,
-            self.exchange_seconds,
-            self.measured_rank,
-            self.step,
-            self.trained,
+            record.tokens,
+            record.step_seconds,
+            record.exchange_seconds,
+            record.measured_rank,
+            record.step,
+            record.trained,
         )
 
-    def record(self, outcome: OutcomeRecord | None) -> FlightRecord:
-        return FlightRecord(
-            base_round=self.base_round,
-            local_steps=self.local_steps,
-            delay=self.delay,
-            norm=self.norm if self.sound else 0.0,
-            tokens=self.tokens,
-            trained=self.trained,
-            step_seconds=self.step_seconds,
-            exchange_seconds=self.exchange_seconds,
-            measured_rank=self.measured_rank,
-            step=self.step,
-            rank=self.rank,
-            sound=self.sound,
-            outcome=outcome,
-        )
+    def saved(self, outcome: OutcomeRecord | None) -> FlightRecord:
+        """For a snapshot; JSON knows no norm that is not finite."""
+        norm = self.record.norm if self.record.sound else 0.0
+        return self.record.model_copy(update={"norm": norm, "outcome": outcome})
 
     def tensors(self, unsent: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
         """For a snapshot; `unsent` is what of an exchange that is over is not in theta."""

@@ -128,14 +128,18 @@ class FlightRecord(BaseModel):
     norm: float
     tokens: int
     trained: Ranges
+    """Samples in it."""
     step_seconds: float
     exchange_seconds: float
     measured_rank: float
+    """What the rank rule saw in the round before."""
     step: int
+    """Inner step of the run at the boundary."""
     rank: int
+    """That it is encoded with; 0: no low rank."""
     sound: bool
-    """False: it was not finite, and so nothing was sent."""
-    outcome: OutcomeRecord | None
+    """False: it was not finite, and so nothing is sent."""
+    outcome: OutcomeRecord | None = None
     """None: the same exchange is made again."""
 
 

@@ -1,19 +1,16 @@
 """The arguments of `dsx bench link`, and what it prints."""
 
 import argparse
-import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from dsx.bench.link.bench import LinkBench, run_link_bench
 from dsx.bench.link.methods import METHODS, TORCHFT
-from dsx.bench.link.namespaces import network_rights
+from dsx.bench.printing import show, take_network_rights, tell
 from dsx.cluster.supervise import Stopped
 from dsx.errors import SettingsError
 from dsx.settings.units import read_rate
@@ -93,18 +90,13 @@ def compare(
         not arguments.speed_only,
         arguments.output,
     )
-    rights = network_rights()
-    if rights:
-        os.execvp(rights[0], [*rights, sys.executable, "-m", "dsx.cli.main", *sys.argv[1:]])
+    take_network_rights()
     try:
-        result = run_link_bench(bench, lambda text: print(text, file=sys.stderr, flush=True))
+        result = run_link_bench(bench, tell)
     except Stopped as stopped:
         print(f"dsx: ended by {stopped}; no process is left", file=sys.stderr)
         return 128 + stopped.number
-    if arguments.json:
-        print(json.dumps(result))
-    else:
-        Console(width=200).print(_table(result["rows"]))
+    show(arguments, result, _table(result["rows"]), width=200)
     return 0
 
 

@@ -3,13 +3,11 @@
 import argparse
 import json
 import os
-import sys
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from dsx.bench.link.namespaces import network_rights
+from dsx.bench.printing import show, take_network_rights, tell
 from dsx.errors import SettingsError
 from dsx.settings.units import read_count, read_rate
 from dsx.tracking.text import bytes_text, seconds_text
@@ -51,19 +49,14 @@ def run(arguments: argparse.Namespace) -> int:
     if not all(2 <= count <= _MOST for count in counts):
         raise SettingsError(f"--clusters {arguments.clusters}: give numbers from 2 to {_MOST}")
     rate = None if arguments.rate == "none" else read_rate(arguments.rate, "--rate")
-    rights = network_rights()
-    if rights:
-        os.execvp(rights[0], [*rights, sys.executable, "-m", "dsx.cli.main", *sys.argv[1:]])
+    take_network_rights()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
     from dsx.bench.scale.bench import ScaleBench, run_scale_bench
 
     parameters = round(read_count(arguments.parameters, "--parameters"))
     bench = ScaleBench(counts, parameters, rate, arguments.rounds, arguments.outer)
-    result = run_scale_bench(bench, lambda text: print(text, file=sys.stderr, flush=True))
-    if arguments.json:
-        print(json.dumps(result))
-    else:
-        Console(width=140).print(_table(result["rows"]))
+    result = run_scale_bench(bench, tell)
+    show(arguments, result, _table(result["rows"]), width=140)
     return 0
 
 
