@@ -180,6 +180,15 @@ def test_every_page_of_the_documentation_is_in_the_readme() -> None:
         assert f"](docs/{page.name})" in readme, f"add docs/{page.name} to README.md's table"
 
 
+def test_every_command_is_told_of() -> None:
+    manual = "\n".join(page.read_text(encoding="utf-8") for page in MANUAL)
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8").partition("## More")[0]
+    for name in main.COMMANDS:
+        assert f"dsx {name}" in manual, name
+    for name in ("prepare", "local", "coordinator", "plan", "doctor", "audit", "report", "export"):
+        assert f"dsx {name}" in text, f"the README's text does not name dsx {name}"
+
+
 def headings(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     lines = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
