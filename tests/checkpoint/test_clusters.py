@@ -1,5 +1,6 @@
 """Several clusters of one rank each: stopped, brought back, joined by others and left alone."""
 
+import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -94,6 +95,28 @@ def test_clusters_join_and_leave_between_launches(
     fates = audit(read_ledgers([run]))
     assert fates.is_clean, fates.problems
     assert fates.clusters["c0"].trained == fates.clusters["c0"].committed == STEPS * 4 * 16
+
+
+def test_a_cluster_that_saved_less_goes_on_from_the_round_that_another_saved(
+    folder: Path, coordinators: Callable[[], str]
+) -> None:
+    raw = raw_settings(folder, "behind", outer={"delay": 0})
+    run = Path(raw["dsx"]["run_dir"])
+    launch(raw, coordinators(), {"c0": 17, "c1": 17})
+    ahead, lost = newest(run, "c0").manifest, newest(run, "c1")
+    shutil.rmtree(lost.folder)  # As if it had died while it saved.
+    behind = newest(run, "c1").manifest
+    assert (behind.round, ahead.round) == (2, 3)
+
+    # The one that saved more is not there to hand its state over.
+    assert launch(raw, coordinators(), {"c1": None}) == {"c1": None}
+    steps = [entry[0] for entry in history(run, "c1")["losses"]]
+    assert steps == list(range(1, STEPS + 1))
+    fates = audit(read_ledgers([run]))
+    assert fates.is_clean, fates.problems
+    assert fates.rounds > ahead.round
+    # Only its steps after the round that c0 had saved were made in vain.
+    assert fates.clusters["c1"].lost == (lost.manifest.step - 15) * 4 * 16
 
 
 def test_a_cluster_asked_to_end_while_it_waits_for_the_others_ends_as_it_was(
