@@ -169,12 +169,12 @@ def _dry_run(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 def _validate(arguments: argparse.Namespace) -> int:
-    from dsx.planning.validate import MODELS, checks, measure, read_measured, table
+    from dsx.planning.validate import checks, measure, read_measured, table
 
     if arguments.measured:
         measured = read_measured(arguments.measured)
     else:
-        measured = measure(arguments.deepspeed_config, arguments.overrides, list(MODELS))
+        measured = measure(arguments.deepspeed_config, arguments.overrides)
     if arguments.json:
         print(json.dumps(measured))
     found = list(checks(measured))

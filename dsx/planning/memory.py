@@ -7,7 +7,7 @@ and without checkpointing, are traced (`dsx.planning.trace`), not derived from a
 (arXiv 2205.05198 has one for GPT).
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from dsx.planning.costs import StageCost
 from dsx.settings.settings import Settings
@@ -16,6 +16,9 @@ _BUFFERS = 2
 """DeepSpeed's schedule has at least two micro-batch buffers a stage."""
 _HIDDEN_COPIES = 3
 """Of what crosses stages: what was received, its clone for each pass, the gradient's buffer."""
+GPU_TEMPORARIES, CPU_TEMPORARIES = 1, 2
+"""Of torch's AdamW, each as large as a moment: `foreach` takes a root; tensor by tensor, the
+denominator is there as well."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +33,17 @@ class DeviceMemory:
     """Kept by micro-batches in flight."""
     working: float
     """Of the micro-batch at hand, beyond what is kept."""
+    stepping: float
+    """While gradients are reduced and the optimizer steps, when no micro-batch is in flight."""
+
+    @property
+    def held(self) -> float:
+        """All the time."""
+        return self.weights + self.gradients + self.optimizer
 
     @property
     def total(self) -> float:
-        return sum(asdict(self).values())
+        return self.held + max(self.activations + self.working, self.stepping)
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,21 @@ def device_memory(
         optimizer=4.0 * (1 + moments(settings)) * cost.parameters / replicas,
         activations=held * cost.kept_bytes + crossing,
         working=cost.working_bytes,
+        stepping=stepping(settings, cost.parameters, replicas, GPU_TEMPORARIES),
     )
+
+
+def stepping(settings: Settings, parameters: int, replicas: int, temporaries: int) -> float:
+    """Bytes beyond what a rank holds all the time, at the end of an inner step.
+
+    In fp32, DeepSpeed's ZeRO-1 copies all gradients into a bucket, and this replica's share out of
+    it. In bf16 they are reduced where they are.
+    """
+    share = 4.0 * parameters / replicas
+    optimizer = temporaries * share if moments(settings) == 2 else 0.0
+    if settings.bf16.enabled:
+        return optimizer
+    return max(4.0 * parameters + share, share + optimizer)
 
 
 def host_memory(owned: int, own_residual: bool) -> HostMemory:

@@ -131,7 +131,7 @@ def _summary(plan: Plan) -> Table:
 def _memory(plan: Plan) -> Table:
     """First, tightest and last stage; all others lie between."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    names = ("weights", "gradients", "optimizer", "activations", "working")
+    names = ("weights", "gradients", "optimizer", "activations", "working", "stepping")
     for column in ("stage", "layers", "parameters", *names, "GPU", "host"):
         table.add_column(column, justify="left" if column == "stage" else "right")
     last = len(plan.chosen.memory) - 1

@@ -1,7 +1,7 @@
 """Predictions beside what `dsx bench link` measured: step time, utilization, bytes, memory.
 
 What a step takes without an exchange is taken from the measurement (its `none` row), and so is what
-a process holds before it has a model; everything else is predicted.
+a process holds without a model to speak of; everything else is predicted.
 """
 
 import json
@@ -18,6 +18,7 @@ from rich.table import Table
 from dsx.errors import LaunchError, SettingsError
 from dsx.planning.hardware import Gpu
 from dsx.planning.layout import Layout, LayoutPlan, Machine, layout_as_set, plan_layout
+from dsx.planning.memory import CPU_TEMPORARIES, stepping
 from dsx.planning.methods import allreduce_bytes
 from dsx.planning.plan import Planner, Request
 from dsx.planning.time import Link
@@ -25,22 +26,26 @@ from dsx.settings.loading import load_settings
 from dsx.settings.settings import Settings
 
 TIME_BOUND, BYTES_BOUND, MEMORY_BOUND = 0.10, 0.05, 0.10
-RATES = ("4mbit", "16mbit", "64mbit")
-MODELS: Mapping[str, Mapping[str, int]] = {
-    "2M": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4},
-    "6M": {"hidden_size": 320, "intermediate_size": 896, "num_hidden_layers": 4},
-    "14M": {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4},
-}
-"""Changes of the settings file's model."""
+RATES = ("8mbit", "24mbit", "96mbit")
+MODELS: Sequence[Mapping[str, int]] = (
+    {"hidden_size": 128, "intermediate_size": 344},
+    {"hidden_size": 192, "intermediate_size": 512},
+    {"hidden_size": 320, "intermediate_size": 896},
+)
+"""Changes of the settings file's model, for times and bytes."""
+NO_MODEL: Mapping[str, int] = {"hidden_size": 16, "intermediate_size": 32}
+MEMORY_MODEL: Mapping[str, int] = {"hidden_size": 768, "intermediate_size": 2048}
+"""For memory: large beside what a process holds without it."""
+MEMORY_STAGES = (1, 2)
 METHODS = ("allreduce", "dsx")
 STEPS = 80
 """Inner steps of a measured run: whole rounds in its last two thirds."""
+MEMORY_STEPS, MEMORY_ROUND = 8, 2
 FRAME = 1.0045
 """Bytes that an interface counts per byte of payload: headers of packets that the sender's kernel
 hands over in pieces of up to 64 KiB, and answers."""
 CONTROL_BYTES_PER_SECOND = 600.0
 """Of a cluster besides its rounds: torchft's heartbeats and quorums."""
-_FLOOR = "import dsx.training.run, dsx.exchange.torchft"
 _CPU = Gpu("cpu", 1e12, 1.0, 1e12, 1e12)
 
 
@@ -66,28 +71,36 @@ class Check:
         return abs(self.error) <= self.bound
 
 
-def measure(config: str, overrides: Sequence[str], models: Sequence[str]) -> dict[str, Any]:
-    """Run `dsx bench link` for every model and rate; what `checks` takes.
+def measure(config: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """Run `dsx bench link` for every model and rate, and for the memory of a large one; what
+    `checks` takes.
 
     Raises LaunchError when a bench fails.
     """
     runs = []
-    for model in models:
-        changed = [*overrides, *_overrides(model)]
-        for rate in RATES:
-            words = ["bench", "link", "--deepspeed_config", config, "--rate", rate]
-            words += ["--methods", ",".join(METHODS), "--speed-only", "--json", "--set", *changed]
-            runs.append({"model": model, "rate": rate, "overrides": changed, **_dsx(words)})
-    return {"config": config, "floor_bytes": floor_bytes(), "runs": runs}
-
-
-def floor_bytes() -> int:
-    """What a rank's process holds when everything is imported and nothing is built."""
-    code = f"import resource\n{_FLOOR}\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    if done.returncode:
-        raise LaunchError(f"a process with dsx alone could not be measured: {done.stderr}")
-    return 1024 * int(done.stdout.split()[-1])
+    for model in MODELS:
+        changed = [*overrides, *_sizes(model), f"dsx.training.steps={STEPS}"]
+        runs += [_bench(config, rate, METHODS, changed) for rate in RATES]
+    short = [
+        *overrides,
+        f"dsx.training.steps={MEMORY_STEPS}",
+        "dsx.training.schedule.warmup_steps=0",
+        f"dsx.outer.local_steps={MEMORY_ROUND}",
+        "dsx.outer.adapt.local_steps=fixed",
+    ]
+    nothing = [*short, *_sizes(NO_MODEL), "dsx.pipeline.stages=1"]
+    floor = _bench(config, RATES[-1], ("dsx",), nothing)
+    memory = [
+        _bench(
+            config,
+            RATES[-1],
+            ("dsx",),
+            [*short, *_sizes(MEMORY_MODEL), f"dsx.pipeline.stages={stages}"],
+        )
+        for stages in MEMORY_STAGES
+    ]
+    floor_bytes = max(_largest_rank(row) for row in floor["rows"])
+    return {"config": config, "floor_bytes": floor_bytes, "runs": runs, "memory": memory}
 
 
 def read_measured(path: Path) -> dict[str, Any]:
@@ -96,7 +109,7 @@ def read_measured(path: Path) -> dict[str, Any]:
         read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SettingsError(f"--from {path}: no JSON can be read there: {error}") from None
-    if not {"config", "floor_bytes", "runs"} <= set(read):
+    if not {"config", "floor_bytes", "runs", "memory"} <= set(read):
         raise SettingsError(f"--from {path}: not what `dsx plan --validate --json` writes")
     return read
 
@@ -104,36 +117,49 @@ def read_measured(path: Path) -> dict[str, Any]:
 def checks(measured: Mapping[str, Any]) -> Iterator[Check]:
     """Every prediction beside its measurement."""
     for run in measured["runs"]:
-        settings = load_settings(measured["config"], run["overrides"])
-        predictor = _Predictor(settings, run, measured["floor_bytes"])
+        predictor = _Predictor(load_settings(measured["config"], run["overrides"]), run)
         for row in run["rows"]:
-            yield from predictor.row(row)
+            if row["method"] != "none":
+                yield from predictor.row(row)
+    for run in measured["memory"]:
+        predictor = _Predictor(load_settings(measured["config"], run["overrides"]), run)
+        for row in run["rows"]:
+            yield predictor.memory(row, measured["floor_bytes"])
 
 
-def _overrides(model: str) -> list[str]:
-    sizes = [f"dsx.model.config.{key}={value}" for key, value in MODELS[model].items()]
-    return [*sizes, f"dsx.training.steps={STEPS}"]
+def _sizes(model: Mapping[str, int]) -> list[str]:
+    return [f"dsx.model.config.{key}={value}" for key, value in model.items()]
 
 
-def _dsx(words: Sequence[str]) -> dict[str, Any]:
+def _bench(
+    config: str, rate: str, methods: Sequence[str], overrides: Sequence[str]
+) -> dict[str, Any]:
+    words = ["bench", "link", "--deepspeed_config", config, "--rate", rate]
+    words += ["--methods", ",".join(methods), "--speed-only", "--json", "--set", *overrides]
     done = subprocess.run(
         [sys.executable, "-m", "dsx.cli.main", *words], stdout=subprocess.PIPE, text=True
     )
     if done.returncode:
         raise LaunchError(f"`dsx {' '.join(words)}` ended with exit code {done.returncode}")
     result: dict[str, Any] = json.loads(done.stdout)
-    return result
+    return {"rate": rate, "overrides": list(overrides), **result}
+
+
+def _largest_rank(row: Mapping[str, Any]) -> float:
+    return float(max(row["peak_rank_bytes"].values()))
 
 
 class _Predictor:
     """Of one model on one link."""
 
-    def __init__(self, settings: Settings, run: Mapping[str, Any], floor: int) -> None:
+    def __init__(self, settings: Settings, run: Mapping[str, Any]) -> None:
         self._settings = settings
         self._run = run
-        self._floor = floor
         self._clusters: int = run["clusters"]
         self._planner = Planner(settings)
+        size = self._planner.model.parameter_counts().total
+        stages = settings.dsx.pipeline.stages
+        self._name = f"{size / 1e6:.1f}M, {stages} stage{'s' if stages > 1 else ''}"
         none = next(row for row in run["rows"] if row["method"] == "none")
         layout = layout_as_set(settings, settings.dsx.pipeline.stages)
         self._tokens = layout.sequences * settings.dsx.data.seq_len
@@ -141,10 +167,7 @@ class _Predictor:
         self._plan = self._layout(layout)
 
     def row(self, row: Mapping[str, Any]) -> Iterator[Check]:
-        """Predictions about one method."""
-        if row["method"] == "none":
-            yield self._memory(row, exchanges=False)
-            return
+        """Predictions about one method's times and bytes."""
         link = Link(row["rate"], 0.0)
         seconds, sent = self._round(row, link)
         steps = 1 if row["local_steps"] is None else row["local_steps"]
@@ -157,8 +180,6 @@ class _Predictor:
         yield self._check(row, "step seconds", step, measured_step, TIME_BOUND)
         yield self._check(row, "utilization", self._step / step, row["utilization"], TIME_BOUND)
         yield self._check(row, "bytes a token", bytes_, row["sent_bytes_per_token"], BYTES_BOUND)
-        if row["method"] == "dsx":
-            yield self._memory(row, exchanges=True)
 
     def _round(self, row: Mapping[str, Any], link: Link) -> tuple[float, float]:
         """(seconds, bytes that a cluster sends) of a round, or of a step of all-reduce."""
@@ -183,20 +204,31 @@ class _Predictor:
             self._settings, self._planner.costs, self._plan.layout, Machine(_CPU, share)
         )
 
-    def _memory(self, row: Mapping[str, Any], *, exchanges: bool) -> Check:
-        """Of the largest rank: on a CPU its GPU's and its host's part are one."""
-        parts = [
-            device.total + (host.total if exchanges else 0.0)
-            for device, host in zip(self._plan.memory, self._plan.host, strict=True)
+    def memory(self, row: Mapping[str, Any], floor: float) -> Check:
+        """Of the largest rank; `floor`: bytes that it would hold without the model.
+
+        On a CPU its GPU's and its host's part are one. What micro-batches leave is not given back
+        (malloc keeps it), so it is still there while the optimizer steps.
+        """
+        settings, layout = self._settings, self._plan.layout
+        host = [part.total if row["method"] == "dsx" else 0.0 for part in self._plan.host]
+        ranks = [
+            device.held
+            + device.activations
+            + device.working
+            + stepping(settings, cost.parameters, layout.replicas, CPU_TEMPORARIES)
+            + beside
+            for device, cost, beside in zip(self._plan.memory, self._plan.costs, host, strict=True)
         ]
-        largest = max(row["peak_rank_bytes"].values(), default=0)
-        return self._check(row, "largest rank", self._floor + max(parts), largest, MEMORY_BOUND)
+        return self._check(
+            row, "largest rank", floor + max(ranks), _largest_rank(row), MEMORY_BOUND
+        )
 
     def _check(
         self, row: Mapping[str, Any], what: str, predicted: float, measured: float, bound: float
     ) -> Check:
-        run = self._run
-        return Check(run["model"], run["rate"], row["method"], what, predicted, measured, bound)
+        model, rate = self._name, self._run["rate"]
+        return Check(model, rate, row["method"], what, predicted, measured, bound)
 
 
 def table(found: Sequence[Check]) -> Table:

@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 
 from dsx.cli.main import main
-from dsx.errors import ModelError
+from dsx.errors import ModelError, SettingsError
 from dsx.models.config import load_config
 from dsx.models.plan import ModelPlan
 from dsx.planning.dry_run import dry_run
 from dsx.planning.figure import draw
 from dsx.planning.hardware import read_gpu
+from dsx.planning.memory import CPU_TEMPORARIES, GPU_TEMPORARIES, DeviceMemory, stepping
 from dsx.planning.plan import Planner, Request
 from dsx.planning.scale import Point, Scenario, as_rows
 from dsx.planning.time import Link
 from dsx.planning.validate import Check, checks
 from dsx.settings import Settings, load_settings
+from dsx.settings.deepspeed_keys import Bf16
 
 CONFIG = Path(__file__).parents[2] / "configs" / "quickstart.json"
 
@@ -36,7 +38,7 @@ def test_a_dry_run_sends_the_bytes_of_the_plan(settings: Settings) -> None:
     assert found.stage_parameters > layer
     assert found.message_bytes == found.planned_bytes
     assert min(found.encode_seconds, found.decode_seconds, found.outer_step_seconds) > 0
-    with pytest.raises(ModelError, match="has 0 to 1"):
+    with pytest.raises(SettingsError, match="has 0 to 1"):
         dry_run(settings, plan, 2, 2)
 
 
@@ -57,8 +59,10 @@ def measured(file: Path, *, rate: float = 1e6) -> dict[str, Any]:
     none = {"method": "none", "tokens_per_second": tokens, **common}
     slow = {"method": "allreduce", "tokens_per_second": tokens / 60, "utilization": 1 / 60}
     slow |= {"sent_bytes_per_token": 2 * 7e6 / tokens, **common}
-    run = {"model": "2M", "rate": "1mbit", "clusters": 2, "overrides": [], "rows": [none, slow]}
-    return {"config": str(file), "floor_bytes": 400e6, "runs": [run]}
+    run = {"rate": "1mbit", "clusters": 2, "overrides": [], "rows": [none, slow]}
+    large = {**run, "overrides": ["dsx.model.config.hidden_size=384"]}
+    large["rows"] = [none, {**none, "method": "dsx"}]
+    return {"config": str(file), "floor_bytes": 400e6, "runs": [run], "memory": [large]}
 
 
 def test_the_validation_computes_what_it_compares(settings: Settings) -> None:
@@ -70,7 +74,21 @@ def test_the_validation_computes_what_it_compares(settings: Settings) -> None:
     assert step.measured == pytest.approx(60.0)
     assert step.predicted == pytest.approx(1 + 8 * 4 * parameters * 1538 / 1460 / 1e6)
     assert found["allreduce", "utilization"].predicted == pytest.approx(1 / step.predicted)
-    assert found["none", "largest rank"].predicted > 400e6
+    assert found["dsx", "largest rank"].predicted > found["none", "largest rank"].predicted > 400e6
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_what_a_step_needs_at_its_end_counts_where_it_is_more_than_micro_batches_need(
+    settings: Settings, bf16: bool
+) -> None:
+    """Of two replicas: the share is half of the gradients."""
+    settings = settings.model_copy(update={"bf16": Bf16(enabled=bf16)})
+    gradients = 4.0 * 1000
+    assert stepping(settings, 1000, 2, GPU_TEMPORARIES) == gradients * (0.5 if bf16 else 1.5)
+    assert stepping(settings, 1000, 2, CPU_TEMPORARIES) == gradients * (1.0 if bf16 else 1.5)
+    held = {"weights": 1.0, "gradients": 2.0, "optimizer": 3.0}
+    assert DeviceMemory(**held, activations=4, working=5, stepping=10).total == 16
+    assert DeviceMemory(**held, activations=4, working=7, stepping=10).total == 17
 
 
 def test_a_prediction_outside_of_its_bound_fails_the_command(
