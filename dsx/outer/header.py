@@ -80,14 +80,19 @@ class Header(BaseModel):
             ) from error
 
 
-def check_headers(headers: list[Header], clusters: tuple[str, ...]) -> None:
+def check_headers(headers: list[Header], clusters: tuple[str, ...], own: int) -> None:
     """Refuse to exchange with anybody who trains something else, or in another run.
 
     Whoever was started afresh and had made rounds of its own before it met the others must neither
     hand them its state nor lose it without a word.
 
+    Args:
+        own: this cluster's place among them.
+
     Raises:
         ExchangeRefused: naming the cluster that differs.
+        ExchangeError: the same of clusters in another run, to the one that need not leave: it runs,
+            and none of them began before it.
     """
     for name, header in zip(clusters, headers, strict=True):
         if header.protocol != PROTOCOL:
@@ -97,15 +102,18 @@ def check_headers(headers: list[Header], clusters: tuple[str, ...]) -> None:
             )
     # Who has made no round yet takes over whatever the others have.
     begun = [(n, header) for n, header in zip(clusters, headers, strict=True) if header.round]
-    for name, header in begun:
-        first, other = begun[0]
-        if header.began != other.began:
-            raise ExchangeRefused(
-                f"clusters {first} (at round {other.round}) and {name} (at round {header.round}) "
-                "are of different runs: one was started afresh, and made rounds before it met the "
-                "other. End the one whose rounds are not wanted, and start it with an empty "
-                "dsx.run_dir and dsx.outer.start_clusters at the number of clusters"
-            )
+    oldest = min((header.began for _, header in begun), default=0)
+    first = next((pair for pair in begun if pair[1].began == oldest), None)
+    other = next((pair for pair in begun if pair[1].began != oldest), None)
+    if first is None or other is None:
+        return
+    leaves = headers[own].round and (headers[own].starting or headers[own].began != oldest)
+    raise (ExchangeRefused if leaves else ExchangeError)(
+        f"clusters {first[0]} (at round {first[1].round}) and {other[0]} (at round "
+        f"{other[1].round}) are of different runs: {other[0]} was started afresh, and made rounds "
+        "before it met the other. End the one whose rounds are not wanted, and start it with an "
+        "empty dsx.run_dir and dsx.outer.start_clusters at the number of clusters"
+    )
 
 
 def find_newest(

@@ -338,7 +338,7 @@ class RoundExchange:
             for name, message in zip(membership.clusters, messages, strict=True)
         ]
         refuse_others(self._exchange, membership, headers, self._identity)
-        check_headers(headers, membership.clusters)
+        check_headers(headers, membership.clusters, membership.index)
         return headers
 
     # ------------------------------------------------------------------ who is behind

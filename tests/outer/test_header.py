@@ -43,17 +43,33 @@ def test_bytes_that_are_no_header_are_refused_by_the_senders_name(payload: bytes
 
 def test_another_protocol_is_refused_by_the_clusters_name() -> None:
     with pytest.raises(ExchangeRefused, match="cluster there speaks protocol 99"):
-        check_headers([header(), header(protocol=99)], ("here", "there"))
+        check_headers([header(), header(protocol=99)], ("here", "there"), 0)
 
 
-def test_a_run_that_was_started_afresh_neither_gives_nor_loses_its_state() -> None:
-    headers = [header(), header(round=0, began=9), header(round=8, began=9)]
-    with pytest.raises(
-        ExchangeRefused,
-        match=r"clusters old \(at round 3\) and fresh \(at round 8\) are of different runs",
-    ):
-        check_headers(headers, ("old", "new", "fresh"))
-    check_headers(headers[:2], ("old", "new"))
+@pytest.mark.parametrize(
+    ("starting", "own", "leaves"),
+    [
+        ("nobody", 0, False),
+        ("nobody", 1, False),
+        ("nobody", 2, True),
+        ("old", 0, True),
+        ("fresh", 0, False),
+    ],
+)
+def test_a_run_that_was_started_afresh_neither_gives_nor_loses_its_state(
+    starting: str, own: int, leaves: bool
+) -> None:
+    names = ("old", "new", "fresh")
+    headers = [
+        header(starting=starting == "old"),
+        header(round=0, began=9, starting=True),
+        header(round=8, began=9, starting=starting == "fresh"),
+    ]
+    said = r"clusters old \(at round 3\) and fresh \(at round 8\) are of different runs: fresh was"
+    with pytest.raises(ExchangeError, match=said) as told:
+        check_headers(headers, names, own)
+    assert isinstance(told.value, ExchangeRefused) == leaves
+    check_headers(headers[:2], names[:2], 0)
 
 
 @pytest.mark.parametrize("ranges", [[(5, 5)], [(-1, 2)], [(3, 1)]])
