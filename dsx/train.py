@@ -15,7 +15,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from dsx.cli.common import add_secret_argument, add_settings_arguments, secret_file, settings_from
+from dsx.cli.common import (
+    add_secret_argument,
+    add_settings_arguments,
+    cluster_name,
+    secret_file,
+    settings_from,
+)
 from dsx.cli.main import explain_file_error
 from dsx.errors import DsxError, SettingsError
 from dsx.tracking.phases import announce
@@ -39,6 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_settings_arguments(parser)
     parser.add_argument(
         "--cluster",
+        type=cluster_name,
         default="c0",
         metavar="NAME",
         help="this cluster's name, another for each cluster of a run (default: c0)",

@@ -29,6 +29,16 @@ def seconds(text: str) -> float:
     return value
 
 
+def cluster_name(text: str) -> str:
+    """An argument's value as a cluster's name, which is part of file names in the run folder."""
+    if not text or "/" in text or text.startswith(".") or text == "shared":
+        raise argparse.ArgumentTypeError(
+            f"is {text!r}; give a name without a slash that does not begin with a dot and is not "
+            "'shared', which the run folder has for something else"
+        )
+    return text
+
+
 def add_settings_arguments(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """`--deepspeed_config FILE` and `--set KEY=VALUE`, to be read by `settings_from`."""
     parser.add_argument(

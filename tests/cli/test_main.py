@@ -249,6 +249,13 @@ def test_a_count_is_a_whole_number_from_one(text: str) -> None:
         common.count(text)
 
 
+@pytest.mark.parametrize("text", ["", "shared", "a/b", "..", ".hidden"])
+def test_a_clusters_name_can_be_part_of_a_file_name(text: str) -> None:
+    assert common.cluster_name("site-a.2") == "site-a.2"
+    with pytest.raises(argparse.ArgumentTypeError, match="give a name without a slash"):
+        common.cluster_name(text)
+
+
 @pytest.mark.parametrize("text", ["0", "-1", "soon", "inf", "nan"])
 def test_seconds_are_a_number_above_zero(text: str) -> None:
     assert common.seconds("0.5") == 0.5
