@@ -24,9 +24,10 @@ from dsx.planning.outer_choice import codec_seconds
 from dsx.settings.settings import Settings
 
 _CLUSTERS = 2
-_COPIES = 4
+_COPIES = 4 + _CLUSTERS
 """fp32 copies of one tensor that are there at once: in the outer step shared weight, momentum, mean
-and an intermediate value. (What a rank keeps of its other tensors is not part of this.)"""
+and an intermediate value, and the new residual of each cluster that is played here. (What a rank
+keeps of its other tensors is not part of this.)"""
 
 
 @dataclass(frozen=True)
