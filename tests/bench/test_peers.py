@@ -10,23 +10,12 @@ from torchft.coordination import LighthouseServer
 
 from dsx.bench.link.methods import TORCHFT, build_method
 from dsx.bench.link.rows import measure
-from dsx.bench.link.watch import Watch
 from dsx.errors import SettingsError
 from dsx.settings import load_settings
 from dsx.tracking.events import EvalEvent, of_kind, read_events
-from tests.bench.tiny import settings_file
+from tests.bench.tiny import NothingCounted, settings_file
 
 STEPS, ROUND = 9, 3
-
-
-class NothingCounted(Watch):
-    def __init__(self) -> None:
-        self.peaks = {}
-
-    def sent(self, cluster: int, start: float, end: float) -> float:
-        return 0.0
-
-    received = sent
 
 
 @pytest.mark.multiprocess

@@ -3,19 +3,9 @@
 import pytest
 
 from dsx.bench.link.rows import measure
-from dsx.bench.link.watch import Watch
 from dsx.errors import LaunchError
 from dsx.tracking.events import InnerEvent
-
-
-class NothingCounted(Watch):
-    def __init__(self) -> None:
-        self.peaks = {}
-
-    def sent(self, cluster: int, start: float, end: float) -> float:
-        return 0.0
-
-    received = sent
+from tests.bench.tiny import NothingCounted
 
 
 def steps(*times: float) -> list[InnerEvent]:

@@ -1,9 +1,10 @@
-"""A settings file of a model and a corpus that cost nothing."""
+"""A settings file of a model and a corpus that cost nothing, and a link that carries nothing."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+from dsx.bench.link.watch import Watch
 from tests.tiny_settings import tiny_settings
 
 
@@ -31,3 +32,15 @@ def settings_file(folder: Path, **model: Any) -> Path:
     settings = tiny_settings(folder, str(text / "*.txt"), changes)
     file.write_text(json.dumps(settings))
     return file
+
+
+class NothingCounted(Watch):
+    """Of a link that is not there."""
+
+    def __init__(self) -> None:
+        self.peaks = {}
+
+    def sent(self, cluster: int, start: float, end: float) -> float:
+        return 0.0
+
+    received = sent
