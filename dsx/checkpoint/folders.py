@@ -12,6 +12,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,7 @@ REMOVED = ".removed-*"
 
 
 HELD = ".held-*"
-"""In a folder that a cluster reads while another one, which goes on, might delete it."""
+"""In a folder that a cluster reads or writes while another one, which goes on, might delete it."""
 _HELD_SECONDS = 3600.0
 """After so long, whoever held it has died."""
 
@@ -147,13 +148,13 @@ class RunFolder:
     def hold(self, checkpoint: Checkpoint, cluster: str) -> None:
         """Keep what `cluster` is about to read from being deleted by others, until `release`."""
         for folder in (checkpoint.folder, checkpoint.shared_folder):
-            if folder.is_dir():
-                (folder / HELD.replace("*", cluster)).touch()
+            with suppress(FileNotFoundError):  # what is gone will be told by who reads it
+                hold(folder, cluster)
 
     def release(self, checkpoint: Checkpoint, cluster: str) -> None:
         """It has been read."""
         for folder in (checkpoint.folder, checkpoint.shared_folder):
-            (folder / HELD.replace("*", cluster)).unlink(missing_ok=True)
+            release(folder, cluster)
 
     def retain(self, cluster: str, keep: int) -> None:
         """Delete all but the newest `keep` of `cluster`, and shared parts that nobody refers to."""
@@ -173,10 +174,12 @@ class RunFolder:
         if not shared.is_dir():
             return
         for path in shared.iterdir():
-            # A younger one may be about to be referred to.
-            if path.name in needed or path.stat().st_mtime >= oldest or _is_held(path):
+            if path.name in needed or _is_held(path):
                 continue
-            _remove(path)
+            with suppress(FileNotFoundError):  # another cluster was faster
+                # A younger one may be about to be referred to.
+                if path.stat().st_mtime < oldest:
+                    _remove(path)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -191,17 +194,28 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         raise CheckpointError(f"{folder} lacks its shared part: {error}") from error
 
 
+def hold(folder: Path, cluster: str) -> None:
+    """Keep a folder from being deleted by other clusters, until `release` or for an hour."""
+    (folder / HELD.replace("*", cluster)).touch()
+
+
+def release(folder: Path, cluster: str) -> None:
+    """The other way round."""
+    (folder / HELD.replace("*", cluster)).unlink(missing_ok=True)
+
+
 def _is_held(folder: Path) -> bool:
     since = time.time() - _HELD_SECONDS
-    return any(mark.stat().st_mtime > since for mark in folder.glob(HELD))
+    for mark in folder.glob(HELD):
+        with suppress(FileNotFoundError):  # released meanwhile
+            if mark.stat().st_mtime > since:
+                return True
+    return False
 
 
 def _remove(folder: Path) -> None:
     """Out of sight first: a folder that is half deleted must not look damaged."""
     hidden = folder.with_name(f".removed-{folder.name}")
-    try:
-        folder.rename(hidden)
-    except FileNotFoundError:
-        return  # another cluster was faster
+    folder.rename(hidden)
     sync_folder(folder.parent)
     shutil.rmtree(hidden, ignore_errors=True)

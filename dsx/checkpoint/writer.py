@@ -17,7 +17,15 @@ from typing import Any, Protocol
 
 import torch
 
-from dsx.checkpoint.folders import REMOVED, SHARED, UNFINISHED, RunFolder, rank_file
+from dsx.checkpoint.folders import (
+    REMOVED,
+    SHARED,
+    UNFINISHED,
+    RunFolder,
+    hold,
+    rank_file,
+    release,
+)
 from dsx.checkpoint.manifest import (
     MANIFEST,
     ClusterManifest,
@@ -170,6 +178,8 @@ class CheckpointWriter:
                 result = str(error)
         result = self._agreement.broadcast(result)
         self.seconds = time.perf_counter() - began
+        if self._rank == 0 and job.shared is not None:
+            release(self._folder.path / SHARED / job.shared.name, self._cluster)
         if isinstance(result, str):
             if self._rank == 0 and isinstance(folder, Path):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -199,8 +209,16 @@ class CheckpointWriter:
         folder = parent / f".step-{job.manifest.step:08}"
         folder.mkdir()
         if job.shared is not None:
-            (self._folder.path / SHARED / job.shared.name).mkdir(parents=True, exist_ok=True)
+            self._begin_shared(self._folder.path / SHARED / job.shared.name)
         return folder
+
+    def _begin_shared(self, folder: Path) -> None:
+        """Others, which are done with an old one of this name, may be deleting it just now."""
+        while True:
+            folder.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):
+                hold(folder, self._cluster)
+                return
 
     def _write_files(self, folder: Path, job: Job) -> tuple[FileRecord, FileRecord | None]:
         shared_record = None
@@ -278,7 +296,10 @@ class CheckpointWriter:
         final = _free_name(folder.with_name(folder.name.removeprefix(".")))
         folder.rename(final)
         sync_folder(final.parent)
-        self._folder.retain(self._cluster, self._keep)
+        try:
+            self._folder.retain(self._cluster, self._keep)
+        except OSError as error:  # what was written is good all the same
+            log.warning("old checkpoints could not be deleted: %s", error)
         return final
 
 

@@ -251,7 +251,7 @@ class RoundExchange:
             with span("exchange"):
                 average = self._average(membership, shares)
             self._commit(membership, headers, tokens, average, leases)
-        elif any(not header.starting for header in headers):
+        elif any(header.tokens for header in headers):  # at the end, nobody may have anything
             log.warning(
                 "round %d was not committed: %d contributing clusters, at least %d are needed",
                 progress.round,

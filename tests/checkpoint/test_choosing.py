@@ -1,15 +1,18 @@
 """Which checkpoint a cluster goes on from."""
 
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dsx.checkpoint import folders
 from dsx.checkpoint.choosing import Choice, choose, is_finished, saved_since
 from dsx.checkpoint.folders import RunFolder
 from dsx.checkpoint.manifest import MANIFEST
 from dsx.errors import CheckpointError
-from tests.checkpoint.made_up import save
+from tests.checkpoint.made_up import job, save, writer
 
 FLYING = {"outer": {"flight": {}}, "flushed": False}
 
@@ -185,3 +188,60 @@ def test_what_a_newcomer_reads_is_not_deleted_by_those_who_go_on(tmp_path: Path)
     save(tmp_path, "c0", 40, keep=1, round_=4)
     assert not choice.checkpoint.folder.exists()
     assert not choice.checkpoint.shared_folder.exists()
+
+
+def test_two_clusters_that_delete_the_same_old_parts_at_once_do_not_mind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path)
+    for round_ in (1, 2, 3):
+        save(tmp_path, "c0", 10 * round_, keep=9, round_=round_)
+    old = [c.shared_folder for c in folder.list("c0").complete[1:]]
+    for path in old:
+        os.utime(path, (1.0, 1.0))
+    looked: list[Path] = []
+
+    def is_held(path: Path) -> bool:
+        """Just then the other cluster deletes all that is old."""
+        if path in old:
+            looked.append(path)
+            for each in old:
+                shutil.rmtree(each, ignore_errors=True)
+        return False
+
+    monkeypatch.setattr(folders, "_is_held", is_held)
+    folder.retain("c0", 1)
+    assert sorted(looked) == sorted(old)
+    assert [c.manifest.step for c in folder.list("c0").complete] == [30]
+
+
+def test_what_a_slow_cluster_still_writes_is_not_deleted_by_those_who_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, "c0", 10, keep=1, round_=1)
+    slow = writer(tmp_path, "c1", 1)
+    complete = slow._complete
+
+    def after_all_others(*arguments: Any) -> Path:
+        for step in (20, 30):
+            save(tmp_path, "c0", step, keep=1, round_=step // 10)
+        return complete(*arguments)
+
+    monkeypatch.setattr(slow, "_complete", after_all_others)
+    slow.start(job("c1", 10, round_=1))
+    slow.wait()
+    slow.close()
+    (checkpoint,) = RunFolder(tmp_path).list("c1").complete
+    assert checkpoint.shared_tensors("theta/")
+    assert not list(checkpoint.shared_folder.glob(folders.HELD))
+
+
+def test_a_checkpoint_is_good_though_old_ones_could_not_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(RunFolder, "retain", fails)
+    assert save(tmp_path, "c0", 10).is_dir()
+    assert "old checkpoints could not be deleted: not yours" in caplog.text
