@@ -15,7 +15,7 @@ NONE = "none"
 TORCHFT = "torchft"
 """torchft's own DiLoCo, for clusters of one rank."""
 
-_STEPS_ALONE = 200
+_STEPS_ALONE = 400
 """Enough to measure steps between which nothing is exchanged."""
 _ALLREDUCE_STEPS = 4
 """Of these the last two thirds count; each takes minutes where the link is slow."""
