@@ -37,6 +37,9 @@ with: 107B parameters over 1 Gbit/s."""
 
 _PROBE_STEPS = 20
 """Of all-reduce, to count what it sends in one."""
+_PROBE_FASTER = 8.0
+"""Than the wanted rate, roughly: at this one a few steps show how long all-reduce really takes to
+send that, without waiting for minutes."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +119,7 @@ def _round(runs: "_Runs", methods: Sequence[Method], repeat: int) -> list[dict[s
     rows: list[dict[str, Any]] = []
     for method in methods:
         if method.name != NONE and runs.rate is None:
-            allreduce = build_method("allreduce", runs.settings, runs.bench.diloco_steps)
-            probe = runs.one(allreduce, None, _PROBE_STEPS)
-            runs.rate = _paper_rate(rows[0], probe)
+            runs.rate = _paper_rate(runs, rows[0])
         rate = None if method.name == NONE else runs.rate
         row = runs.one(method, rate, method.speed_steps)
         row |= {"repeat": repeat, "loss_from": "this run"}
@@ -139,12 +140,17 @@ def _round(runs: "_Runs", methods: Sequence[Method], repeat: int) -> list[dict[s
     return rows
 
 
-def _paper_rate(none: dict[str, Any], allreduce: dict[str, Any]) -> float:
-    """Bits per second at which what all-reduce sends in a step takes `PAPER_RATIO` times as long as
-    computing it does."""
-    tokens = allreduce["tokens"] / allreduce["steps"]
+def _paper_rate(runs: "_Runs", none: dict[str, Any]) -> float:
+    """Bits per second at which all-reduce communicates `PAPER_RATIO` times as long as computing a
+    step takes. `none`: the row of clusters alone."""
+    allreduce = build_method("allreduce", runs.settings, runs.bench.diloco_steps)
+    counted = runs.one(allreduce, None, _PROBE_STEPS)
+    tokens = counted["tokens"] / counted["steps"]
     computing = tokens / none["tokens_per_second"]
-    return float(8 * allreduce["sent_bytes_per_step"] / (PAPER_RATIO * computing))
+    rate = _PROBE_FASTER * 8 * counted["sent_bytes_per_step"] / (PAPER_RATIO * computing)
+    timed = runs.one(allreduce, rate, allreduce.speed_steps)
+    communicating = tokens / timed["tokens_per_second"] - computing
+    return float(rate * communicating / (PAPER_RATIO * computing))
 
 
 @dataclass
