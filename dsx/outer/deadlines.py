@@ -6,8 +6,9 @@ from dsx.settings.dsx_block import OuterSettings
 _SHORTEST_SECONDS = 10.0
 """No peer is given up sooner: a busy machine, or a lost packet, may take as long."""
 
-_HEADER_SECONDS = 15.0
-"""For a connection and a header: both are small, whatever the model."""
+_HEADER_SECONDS, _HEADER_SECONDS_EACH = 15.0, 0.5
+"""For connections and headers, and for each cluster's: both are small, whatever the model, but many
+clusters make many of them at once."""
 
 
 class Deadlines:
@@ -21,8 +22,12 @@ class Deadlines:
         self.longest = settings.timeout_seconds
         self.shortest = min(_SHORTEST_SECONDS, self.longest)
         """Seconds for a coordinator that does not answer."""
-        self.header = min(_HEADER_SECONDS, self.longest)
-        """Seconds for a connection to the others, and for a header."""
+        self._start_clusters = settings.start_clusters
+
+    def header(self, progress: Progress) -> float:
+        """Seconds for connections to the others, and for their headers."""
+        clusters = max(self._start_clusters, len(progress.paces))
+        return min(self.longest, _HEADER_SECONDS + _HEADER_SECONDS_EACH * clusters)
 
     def payload(self, progress: Progress, times: float = 1.0) -> float:
         """Seconds for one message, which is `times` as long as those of a usual round."""
@@ -35,7 +40,9 @@ class Deadlines:
 
     def round(self, progress: Progress) -> float:
         """Seconds after which a round that keeps failing is given up."""
-        return min(self.longest, self.quorum(progress) + self.header + self.payload(progress))
+        return min(
+            self.longest, self.quorum(progress) + self.header(progress) + self.payload(progress)
+        )
 
     def _limit(self, measured: float) -> float:
         if measured <= 0:

@@ -216,7 +216,7 @@ class RoundExchange:
         progress = self._state.progress
         longest = self._deadlines.longest
         self.on_phase("join")
-        self._exchange.limit_seconds = self._deadlines.header
+        self._exchange.limit_seconds = self._deadlines.header(progress)
         starting = self._left.starting
         membership = self._exchange.join(longest if starting else self._deadlines.quorum(progress))
         self._met_nobody = False
