@@ -20,12 +20,21 @@ def count(text: str) -> int:
 
 def seconds(text: str) -> float:
     """An argument's value as a time above 0."""
+    return _above_zero(text, "a number of seconds")
+
+
+def price(text: str) -> float:
+    """An argument's value as a price above 0."""
+    return _above_zero(text, "a price")
+
+
+def _above_zero(text: str, what: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"is {text}; give a number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"is {text}; give {what} above 0")
     return value
 
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dsx.cli.common import add_settings_arguments, count, seconds
+from dsx.cli.common import add_settings_arguments, count, price, seconds
 from dsx.errors import SettingsError
 from dsx.settings import Settings
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--link", metavar="1gbit", help="of each cluster")
     parser.add_argument("--latency", default="0s", metavar="50ms", help="one way; default: none")
     parser.add_argument("--tokens", metavar="1t", help="of the whole run: days and cost")
-    parser.add_argument("--price", type=float, metavar="USD", help="of a GPU and hour")
+    parser.add_argument("--price", type=price, metavar="USD", help="of a GPU and hour")
     speed = parser.add_mutually_exclusive_group()
     speed.add_argument(
         "--mfu", type=float, metavar="0.4", help="share of the peak while a stage computes"
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="of --validate: what --json has written before, instead of measuring",
     )
-    parser.add_argument("--stage", type=int, default=0, metavar="N", help="of --dry-run; default 0")
+    parser.add_argument("--stage", type=int, metavar="N", help="of --dry-run (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -77,6 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from dsx.settings.loading import apply_override, parse_settings, read_json
 
+    if arguments.stage is not None and not arguments.dry_run:
+        raise SettingsError(f"--stage {arguments.stage} is of --dry-run; add that, or leave it out")
+    if arguments.measured is not None and not arguments.validate:
+        raise SettingsError(f"--from {arguments.measured} is of --validate; add that")
     raw = read_json(arguments.deepspeed_config)
     for override in arguments.overrides:
         apply_override(raw, override)
@@ -95,7 +99,11 @@ def _plan(arguments: argparse.Namespace, raw: dict[str, Any], settings: Settings
 
     missing = [o for o in ("gpus_per_cluster", "gpu", "link") if getattr(arguments, o) is None]
     if missing:
-        raise SettingsError(f"--{missing[0].replace('_', '-')} is missing; a plan needs it")
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
+        raise SettingsError(
+            f"a plan needs {names}, too; for example "
+            "--gpus-per-cluster 80 --gpu a800-40g --link 1gbit"
+        )
     if arguments.mfu is not None and not 0 < arguments.mfu <= 1:
         raise SettingsError(f"--mfu {arguments.mfu:g}: give a share above 0 and up to 1")
 
@@ -160,7 +168,7 @@ def _dry_run(arguments: argparse.Namespace, settings: Settings) -> int:
     from dsx.planning.dry_run import dry_run
 
     model = ModelPlan(load_config(settings.dsx.model))
-    found = dry_run(settings, model, settings.dsx.pipeline.stages, arguments.stage)
+    found = dry_run(settings, model, settings.dsx.pipeline.stages, arguments.stage or 0)
     if arguments.json:
         print(json.dumps(asdict(found)))
     else:

@@ -39,8 +39,8 @@ class Coordinator:
         host, separator, port = bind.rpartition(":")
         if not separator or not host or not port.isdigit() or int(port) > 65535:
             raise SettingsError(
-                f"--bind is {bind!r}; give HOST:PORT, for example 127.0.0.1:29510 (port 0 takes a "
-                "free one)"
+                f"--bind is {bind!r}; give HOST:PORT with a port up to 65535, for example "
+                "127.0.0.1:29510 (port 0 takes a free one)"
             )
         require_secret(secret, host, "--bind")
         self._relay: Relay | None = None

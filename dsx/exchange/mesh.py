@@ -194,5 +194,6 @@ def _base64(key: bytes) -> str:
 def _unusable(word: str) -> SettingsError:
     return SettingsError(
         f"--clusters {word}: expected NAME=HOST:PORT, as in site-a=203.0.113.5:51820, or "
-        "NAME=HOST:PORT,HOST:PORT for a cluster of several machines, that of rank 0 first"
+        "NAME=HOST:PORT,HOST:PORT for a cluster of several machines, that of rank 0 first; names "
+        "have letters, digits, ., - and _, ports are from 1 to 65535"
     )

@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from dsx.planning.outer_choice import OuterPlan
 from dsx.planning.plan import Plan
 from dsx.planning.quality import BASIS, label
 from dsx.tracking.text import bytes_text, count_text, number_text, seconds_text
@@ -116,7 +117,7 @@ def _summary(plan: Plan) -> Table:
         ),
         (
             "loss",
-            f"about {outer.expected_kept:.2f} of the gap to all-reduce kept; nearest measurement "
+            f"{_expected(outer)}; nearest measurement "
             f"{outer.measured.kept:.2f} ({outer.measured.text}); {BASIS}",
         ),
     ]
@@ -126,6 +127,16 @@ def _summary(plan: Plan) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _expected(outer: OuterPlan) -> str:
+    if outer.expected_kept > 0:
+        return f"about {outer.expected_kept:.2f} of the gap to all-reduce kept"
+    return (
+        f"NO BETTER THAN ONE CLUSTER ALONE: rounds of {outer.settings.local_steps} steps are far "
+        "beyond what was measured; a larger batch of a step (gradient_accumulation_steps) or a "
+        "faster link makes them shorter"
+    )
 
 
 def _memory(plan: Plan) -> Table:

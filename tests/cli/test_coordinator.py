@@ -41,4 +41,4 @@ def test_an_address_that_is_taken_or_elsewhere_is_told_with_the_way_out(
     assert main.main(["coordinator", "--bind", "203.0.113.5:0", *secret]) == 1
     assert "choose an address of this machine" in capsys.readouterr().err
     assert main.main(["coordinator", "--bind", "29510"]) == 1
-    assert "give HOST:PORT, for example 127.0.0.1:29510" in capsys.readouterr().err
+    assert "give HOST:PORT with a port up to 65535" in capsys.readouterr().err

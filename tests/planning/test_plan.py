@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from dsx.cli.main import main
 from dsx.errors import SettingsError
 from dsx.planning.hardware import GPUS, read_gpu
 from dsx.planning.plan import Plan, Planner, Request
+from dsx.planning.report import tables
 from dsx.planning.time import Link
 from dsx.settings import Settings, load_settings
 from dsx.settings.loading import parse_settings, read_json
@@ -168,3 +170,37 @@ def test_a_gpu_can_be_described_in_a_file(tmp_path: Path) -> None:
     gpu = read_gpu(str(file))
     assert (gpu.memory, gpu.tflops, gpu.per_node) == (80e9, 312, 4)
     assert GPUS["a800-40g"].memory == 40 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--gpu", "a100-80g"], "a plan needs --gpus-per-cluster, --link, too"),
+        (["--stage", "3"], "--stage 3 is of --dry-run"),
+        (["--from", "x.json"], "--from x.json is of --validate"),
+    ],
+)
+def test_arguments_that_lack_others_are_told_at_once(
+    more: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--deepspeed_config", str(CONFIG), *more]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("price", ["-3", "0", "nan", "dear"])
+def test_a_price_is_above_zero(price: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "--deepspeed_config", str(CONFIG), f"--price={price}"])
+    assert ended.value.code == 2
+    assert f"is {price}; give a price above 0" in capsys.readouterr().err
+
+
+def test_a_round_that_is_too_long_to_be_of_use_is_told_in_words(
+    planner: Planner, request_: Request
+) -> None:
+    slow = planner.plan(replace(request_, as_set=True, link=Link(2e4, 0.0)))
+    assert slow.outer.expected_kept < 0
+    console = Console(width=400)
+    with console.capture() as shown:
+        console.print(tables(slow, None, None))
+    assert "NO BETTER THAN ONE CLUSTER ALONE" in shown.get()
