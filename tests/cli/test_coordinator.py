@@ -40,5 +40,5 @@ def test_an_address_that_is_taken_or_elsewhere_is_told_with_the_way_out(
     secret = ["--secret-file", str(tmp_path / "secret")]
     assert main.main(["coordinator", "--bind", "203.0.113.5:0", *secret]) == 1
     assert "choose an address of this machine" in capsys.readouterr().err
-    assert main.main(["coordinator", "--bind", "29510"]) == 1
+    assert main.main(["coordinator", "--bind", "29510"]) == 2
     assert "give HOST:PORT with a port up to 65535" in capsys.readouterr().err
