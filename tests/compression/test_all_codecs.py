@@ -26,7 +26,7 @@ SMALL_SHAPES = [(), (0,), (1, 1), (1, 9), (2, 3), (3, 8), (3, 7), (1, 2, 8), (0,
     transposed=st.booleans(),
     zero_rows=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_residual_is_exactly_what_decoding_leaves(
     codec, shape, exponent, seed, dtype, transposed, zero_rows
 ):

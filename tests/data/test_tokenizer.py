@@ -32,7 +32,7 @@ def python_4k() -> PreTrainedTokenizerBase:
     return load_tokenizer(str(PYTHON_4K))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=st.text(max_size=60))
 def test_any_text_comes_back_from_its_tokens(python_4k: PreTrainedTokenizerBase, text: str) -> None:
     ids = encode_documents(python_4k, [text], "python-4k")[0]

@@ -128,7 +128,7 @@ def test_the_bytes_on_the_way_are_counted_tags_and_greetings_included() -> None:
     assert clusters.ends["a"].traffic.received == 2 * (16 + SEAL) + len(TEXTS["c"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_one_flipped_bit_is_refused_with_the_senders_name_and_others_hear_on(data) -> None:
     clusters = three()
@@ -144,7 +144,7 @@ def test_one_flipped_bit_is_refused_with_the_senders_name_and_others_hear_on(dat
     assert got["b"] == got["c"] == [*TEXTS.values()]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, len(TEXTS["c"]) + SEAL), st.binary(max_size=40))
 def test_a_message_that_is_cut_or_made_up_is_refused(length: int, made_up: bytes) -> None:
     for forged in (lambda m: m[: min(length, m.numel() - 1)], lambda m: uint8(made_up)):

@@ -145,7 +145,7 @@ ROUNDS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(rounds=ROUNDS, batches=st.tuples(*[st.integers(1, 3)] * 3))
 def test_whoever_comes_goes_or_fails_every_position_is_committed_at_most_once_and_none_is_skipped(
     rounds: list[dict], batches: tuple[int, int, int]
