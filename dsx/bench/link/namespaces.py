@@ -36,6 +36,9 @@ _TICK_SECONDS = 0.004
 """Between two looks of the kernel's packet scheduler, at the least frequent: a bucket has to hold
 what the rate gives in this time."""
 
+_NEIGHBOURS = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
+"""Most neighbours that the kernel keeps, those of all namespaces together."""
+
 
 @dataclass(frozen=True)
 class Counted:
@@ -60,6 +63,7 @@ class SlowLink:
         self._clusters = clusters
         self._owner = f"{os.getpid()}-{_started(os.getpid())}"
         remove_stale()
+        _allow_neighbours(2 * (clusters + 1) ** 2)
         try:
             self._hub = self._add_namespace("hub")
             _ip("-n", self._hub, "link", "add", "hub", "type", "bridge")
@@ -284,3 +288,20 @@ def _run(*words: str, check: bool = True) -> str:
             "one machine needs root and a kernel with network namespaces, veth, bridge and tbf"
         )
     return done.stdout
+
+
+def _allow_neighbours(count: int) -> None:
+    """Every cluster has all others for neighbours: beyond the kernel's limit, connections fail.
+
+    The limit is raised and stays so: it takes no memory until it is reached. Raises LaunchError.
+    """
+    limit = int(_NEIGHBOURS.read_text()) if _NEIGHBOURS.exists() else count
+    if limit >= count:
+        return
+    try:
+        _NEIGHBOURS.write_text(str(count))
+    except OSError as error:
+        raise LaunchError(
+            f"so many clusters need {count} neighbours, and {_NEIGHBOURS} is {limit}: {error}; as "
+            f"root, `sysctl -w net.ipv4.neigh.default.gc_thresh3={count}`, or take fewer clusters"
+        ) from None
