@@ -48,6 +48,15 @@ def cluster_name(text: str) -> str:
     return text
 
 
+def existing_folder(text: str) -> Path:
+    """An argument's value as a folder that is there."""
+    path = Path(text)
+    if not path.is_dir():
+        what = "is a file" if path.exists() else f"is not there, seen from {Path.cwd()}"
+        raise argparse.ArgumentTypeError(f"is {text}, which {what}; give a folder")
+    return path
+
+
 def add_settings_arguments(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """`--deepspeed_config FILE` and `--set KEY=VALUE`, to be read by `settings_from`."""
     parser.add_argument(
@@ -77,7 +86,7 @@ def add_runs_argument(parser: argparse.ArgumentParser, several: str) -> None:
         "--run",
         dest="runs",
         metavar="DIR",
-        type=Path,
+        type=existing_folder,
         action="extend",
         nargs="+",
         required=True,

@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from dsx.cli.common import existing_folder
+
 HELP = "Write a run's weights as a Hugging Face checkpoint."
 
 
@@ -12,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--run",
         dest="run_dir",  # `run` is the command itself.
         metavar="DIR",
-        type=Path,
+        type=existing_folder,
         required=True,
         help="the run's folder (`dsx.run_dir`)",
     )
@@ -31,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint",
         metavar="PATH",
-        type=Path,
+        type=existing_folder,
         help="the folder of one checkpoint (default: the newest of the run)",
     )
 

@@ -75,16 +75,13 @@ def run(arguments: argparse.Namespace) -> int:
         SettingsError: settings or arguments are wrong, or nothing fits.
         ModelError: the model can't be split or counted.
     """
-    from dsx.settings.loading import apply_override, parse_settings, read_json
+    from dsx.settings.loading import load_with_raw
 
     if arguments.stage is not None and not arguments.dry_run:
         raise SettingsError(f"--stage {arguments.stage} is of --dry-run; add that, or leave it out")
     if arguments.measured is not None and not arguments.validate:
         raise SettingsError(f"--from {arguments.measured} is of --validate; add that")
-    raw = read_json(arguments.deepspeed_config)
-    for override in arguments.overrides:
-        apply_override(raw, override)
-    settings = parse_settings(raw, source=arguments.deepspeed_config)
+    raw, settings = load_with_raw(arguments.deepspeed_config, arguments.overrides)
     if arguments.figure:
         return _figure(arguments, raw)
     if arguments.dry_run:

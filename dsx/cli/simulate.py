@@ -73,15 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
         SettingsError: settings or arguments are wrong.
         DsxError: a run failed.
     """
-    from dsx.settings.loading import apply_override, parse_settings, read_json
+    from dsx.settings.loading import load_with_raw
     from dsx.settings.units import read_rate, read_seconds
 
     if min(arguments.clusters, arguments.jobs, arguments.threads) < 1:
         raise SettingsError("--clusters, --jobs and --threads must each be at least 1")
-    raw = read_json(arguments.deepspeed_config)
-    for override in arguments.overrides:
-        apply_override(raw, override)
-    settings = parse_settings(raw, source=arguments.deepspeed_config)
+    raw, settings = load_with_raw(arguments.deepspeed_config, arguments.overrides)
 
     from rich.console import Console
 

@@ -21,24 +21,34 @@ def load_settings(path: str | Path, overrides: Sequence[str] = ()) -> Settings:
     An override is `dotted.key=VALUE`; VALUE is read as JSON where it is JSON, else as text.
     Raises `SettingsError` that lists every problem with its key, value, limit and fix.
     """
+    return load_with_raw(path, overrides)[1]
+
+
+def load_with_raw(
+    path: str | Path, overrides: Sequence[str] = ()
+) -> tuple[dict[str, Any], Settings]:
+    """What `load_settings` gives, behind the JSON that it came from, overrides included."""
     raw = read_json(path)
     for override in overrides:
         apply_override(raw, override)
-    return parse_settings(raw, source=str(path))
+    return raw, parse_settings(raw, str(path), overrides)
 
 
-def parse_settings(raw: dict[str, Any], source: str = "settings") -> Settings:
-    """`raw` (the parsed JSON of a whole file) as checked `Settings`; `source` names it in errors.
+def parse_settings(
+    raw: dict[str, Any], source: str = "settings", overrides: Sequence[str] = ()
+) -> Settings:
+    """`raw` (the parsed JSON of a whole file) as checked `Settings`.
 
+    `source` names it in errors, and whichever of the `overrides` in it has set a refused value.
     Raises `SettingsError` that lists every problem.
     """
     try:
         settings = Settings.model_validate(raw)
     except ValidationError as error:
-        raise settings_error(source, translate(error, raw, Settings)) from None
+        raise settings_error(source, translate(error, raw, Settings), overrides) from None
     problems = cross_field_problems(settings)
     if problems:
-        raise settings_error(source, problems)
+        raise settings_error(source, problems, overrides)
     return settings
 
 

@@ -23,12 +23,31 @@ class Problem:
         return f"{self.key}: {self.text}" if self.key else self.text
 
 
-def settings_error(source: str, problems: Sequence[Problem]) -> SettingsError:
-    """One error that lists all `problems` of the settings in `source`, a line each."""
+def settings_error(
+    source: str, problems: Sequence[Problem], overrides: Sequence[str] = ()
+) -> SettingsError:
+    """One error that lists all `problems` of the settings in `source`, a line each.
+
+    Those that come of one of the `overrides` (`KEY=VALUE`) name it.
+    """
+    set_by = {problem: _set_by(problem.key, overrides) for problem in problems}
     if len(problems) == 1:
-        return SettingsError(f"{source}: {problems[0]}")
-    lines = "".join(f"\n  {problem}" for problem in problems)
-    return SettingsError(f"{source}: {len(problems)} problems{lines}")
+        (problem,) = problems
+        return SettingsError(f"{set_by[problem] or source}: {problem}")
+    lines = [
+        f"\n  {problem}" + (f" ({set_by[problem]})" if set_by[problem] else "")
+        for problem in problems
+    ]
+    return SettingsError(f"{source}: {len(problems)} problems{''.join(lines)}")
+
+
+def _set_by(key: str, overrides: Sequence[str]) -> str:
+    """The last override that has set `key` or a block around it, as it was typed; else empty."""
+    for override in reversed(overrides):
+        path = override.partition("=")[0].strip()
+        if key == path or key.startswith((f"{path}.", f"{path}[")):
+            return f"--set {override}"
+    return ""
 
 
 def show(value: object) -> str:

@@ -72,9 +72,12 @@ def preflight(settings: Settings, processes: int, check_split: bool = True) -> P
 
 
 def _require_writable(run_dir: str) -> None:
+    """Leaves no folder behind: what comes after may be refused, too."""
+    there = Path(run_dir).absolute()
     try:
-        Path(run_dir).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=run_dir):
+        while not there.exists():
+            there = there.parent
+        with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
         raise SettingsError(

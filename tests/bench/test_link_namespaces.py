@@ -1,14 +1,18 @@
 """The slow link itself: it shapes, it counts, and nothing of it is left behind."""
 
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
 
-from dsx.bench.link.namespaces import network_rights
+from dsx.bench.link import namespaces
+from dsx.bench.link.namespaces import SlowLink, network_rights
+from dsx.errors import LaunchError
 
 RATE = 4e6
 PAYLOAD = 500_000
@@ -127,3 +131,18 @@ def holding() -> Iterator[subprocess.Popen[str]]:
         owner.kill()
         owner.wait()
         subprocess.run(with_rights(OPEN_AND_LIST), check=True, capture_output=True)
+
+
+def test_more_clusters_than_the_kernel_has_room_for_are_refused_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernel_owned = Path("/proc/sys/kernel/ngroups_max")  # A number that root can't change either.
+    monkeypatch.setattr(namespaces, "_NEIGHBOURS", kernel_owned)
+    limit = int(kernel_owned.read_text())
+    clusters = math.isqrt(limit)
+
+    with pytest.raises(LaunchError) as refusal:
+        SlowLink(clusters)
+    needed = 2 * (clusters + 1) ** 2
+    assert f"need {needed} neighbours, and {kernel_owned} is {limit}" in str(refusal.value)
+    assert f"gc_thresh3={needed}" in str(refusal.value)

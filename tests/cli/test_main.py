@@ -96,11 +96,20 @@ def test_wrong_arguments_end_every_command_with_code_2(
     "words",
     ["report --run nowhere", "audit --run nowhere", "export --run nowhere --output out"],
 )
-def test_what_is_not_there_is_no_wrong_argument(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str
+def test_a_run_that_is_not_there_is_told_before_any_library_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main.main(words.split()) == 1
+    (tmp_path / "notes.txt").touch()
+
+    with pytest.raises(SystemExit) as end:
+        main.main(words.split())
+    assert end.value.code == 2
+    assert f"is nowhere, which is not there, seen from {tmp_path}" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as end:
+        main.main(words.replace("nowhere", "notes.txt").split())
+    assert end.value.code == 2
+    assert "is notes.txt, which is a file" in capsys.readouterr().err
 
 
 def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +241,11 @@ def test_other_errors_of_the_system_keep_their_traceback(
         main.main(["bench"])
 
 
-def test_the_help_shows_first_steps_that_parse(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_shows_first_steps_that_parse(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "quickstart").mkdir(parents=True)  # What the second one leaves.
     main.main([])
     shown = [line.split() for line in capsys.readouterr().err.splitlines()]
     steps = [words for words in shown if words[:1] == ["dsx"] and len(words) > 2]

@@ -1,5 +1,6 @@
 """Reading a settings file and overriding parts of it."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,23 @@ def test_a_bad_override_is_refused_with_advice(path: Path, override: str, advice
         load_settings(path, [override])
 
     assert advice in str(refusal.value)
+
+
+def test_an_error_names_the_override_that_it_comes_of_and_else_the_file(path: Path) -> None:
+    with pytest.raises(SettingsError) as one:
+        load_settings(path, ["dsx.seed=3", "dsx.outer.local_steps=0"])
+    assert str(one.value).startswith("--set dsx.outer.local_steps=0: dsx.outer.local_steps: is 0")
+
+    path.write_text(json.dumps(changed(**{"dsx.seed": -1})))
+    with pytest.raises(SettingsError) as both:
+        load_settings(path, ['dsx.outer={"local_steps": 0}'])
+    head, *lines = str(both.value).splitlines()
+    assert head == f"{path}: 2 problems"
+    origin = ' (--set dsx.outer={"local_steps": 0})'
+    assert {line.split(":")[0].strip(): line.endswith(origin) for line in lines} == {
+        "dsx.seed": False,
+        "dsx.outer.local_steps": True,
+    }
 
 
 def test_a_byte_order_mark_does_no_harm(path: Path) -> None:
