@@ -52,6 +52,12 @@ def allreduce_bytes(parameters: int, clusters: int, width: int = 2) -> float:
     return 2 * (clusters - 1) / clusters * width * parameters
 
 
+def gather_bytes(parameters: int, clusters: int, width: int = 2) -> float:
+    """That each cluster sends besides, where each updates a part of the weights (ZeRO-1) and hands
+    it to the others."""
+    return (clusters - 1) / clusters * width * parameters
+
+
 def method_plan(
     method: str,
     step: float,

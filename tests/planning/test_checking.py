@@ -18,7 +18,7 @@ from dsx.planning.memory import CPU_TEMPORARIES, GPU_TEMPORARIES, DeviceMemory, 
 from dsx.planning.plan import Planner, Request
 from dsx.planning.scale import Point, Scenario, as_rows
 from dsx.planning.time import Link
-from dsx.planning.validate import Check, checks
+from dsx.planning.validate import FRAME, GLOO_SHARE, Check, checks
 from dsx.settings import Settings, load_settings
 from dsx.settings.deepspeed_keys import Bf16
 
@@ -59,21 +59,30 @@ def measured(file: Path, *, rate: float = 1e6) -> dict[str, Any]:
     none = {"method": "none", "tokens_per_second": tokens, **common}
     slow = {"method": "allreduce", "tokens_per_second": tokens / 60, "utilization": 1 / 60}
     slow |= {"sent_bytes_per_token": 2 * 7e6 / tokens, **common}
-    run = {"rate": "1mbit", "clusters": 2, "overrides": [], "rows": [none, slow]}
+    late = {"method": "dsx", "tokens_per_second": tokens / 1.5, "utilization": 2 / 3, **common}
+    late |= {"sent_bytes_per_token": 40.0, "measured_rounds": 4, "measured_steps": 46}
+    run = {"rate": "1mbit", "clusters": 2, "overrides": [], "rows": [none, slow, late]}
     large = {**run, "overrides": ["dsx.model.config.hidden_size=384"]}
     large["rows"] = [none, {**none, "method": "dsx"}]
-    return {"config": str(file), "floor_bytes": 400e6, "runs": [run], "memory": [large]}
+    return {"config": str(file), "cores": 4, "floor_bytes": 400e6, "runs": [run], "memory": [large]}
 
 
 def test_the_validation_computes_what_it_compares(settings: Settings) -> None:
     found = {(c.method, c.what): c for c in checks(measured(CONFIG))}
     parameters = ModelPlan(load_config(settings.dsx.model)).parameter_counts().total
     sent = found["allreduce", "bytes a token"]
-    assert sent.predicted == pytest.approx(2 * 4 * parameters / 2048, rel=0.01)
+    # Of fp32: gradients in a ring, and half of the weights to the other cluster.
+    payload = (4 + 2) * parameters * FRAME
+    assert sent.predicted == pytest.approx(2 * payload / 2048)
     step = found["allreduce", "step seconds"]
     assert step.measured == pytest.approx(60.0)
-    assert step.predicted == pytest.approx(1 + 8 * 4 * parameters * 1538 / 1460 / 1e6)
+    assert step.predicted == pytest.approx(1 + 8 * payload / (GLOO_SHARE * 1e6))
     assert found["allreduce", "utilization"].predicted == pytest.approx(1 / step.predicted)
+    # In rounds of 11.5 steps the outer engines of both clusters work on the four cores.
+    step = found["dsx", "step seconds"]
+    assert step.measured == pytest.approx(1.5)
+    assert 0.06 * parameters * 1e-6 / 2 / 11.5 < step.predicted - 1 < 0.2
+    assert found["dsx", "bytes a token"].predicted * 11.5 * 1024 < 0.03 * payload
     assert found["dsx", "largest rank"].predicted > found["none", "largest rank"].predicted > 400e6
 
 
