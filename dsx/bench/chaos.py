@@ -397,12 +397,12 @@ def _print_table(result: dict[str, Any]) -> None:
     for row in result["rows"]:
         where = row["where"] if row["where"] in PHASES else ""
         kinds.setdefault((row["kind"], where), []).append(row)
-    print(f"{'fault':32} {'phase':28} {'times':>5} {'stalled':>8} {'stood':>9} {'together':>9}")
+    print(f"{'fault':34} {'phase':28} {'times':>5} {'stalled':>8} {'stood':>9} {'together':>9}")
     for (kind, phase), rows in sorted(kinds.items()):
         stalled = max(row["stalled"] for row in rows)
         slowest = max(row["seconds"] for row in rows)
         stood = max(row["stood"] for row in rows)
-        print(f"{kind:32} {phase:28} {len(rows):5} {stalled:8} {stood:7.1f} s {slowest:7.1f} s")
+        print(f"{kind:34} {phase:28} {len(rows):5} {stalled:8} {stood:7.1f} s {slowest:7.1f} s")
     print(
         f"{result['faults']} faults, {result['rounds']} rounds; at most "
         f"{result['longest_stall_rounds']} rounds without a commit; digests "

@@ -28,7 +28,10 @@ _OVERLAPS = (
     (0, "all"),
     *itertools.product((DELAY, "round"), ("none", "all", "mean")),
 )
-_CASES_A_LAUNCH = 7
+_MOST_CASES, _MOST_RUNS = 7, 14
+"""Of one launch; the latter times a cluster's ranks. Every run leaves the process groups that it
+made, and gloo wakes a thread of each a hundred times a second: together they would take the cores.
+"""
 _MODEL = {
     "model_type": "llama",
     "hidden_size": 32,
@@ -52,8 +55,10 @@ def compared_cases(
 ) -> Iterator[tuple[str, bool]]:
     """(name, whether it went on bit for bit) of every `every`-th of a layout's 42 cases."""
     cases = list(_cases(settings, layout))[::every]
-    for at in range(0, len(cases), _CASES_A_LAUNCH):
-        yield from _together(cases[at : at + _CASES_A_LAUNCH], layout, folder)
+    stages, replicas = map(int, layout.split("x"))
+    together = max(1, min(_MOST_CASES, _MOST_RUNS // (stages * replicas)))
+    for at in range(0, len(cases), together):
+        yield from _together(cases[at : at + together], stages, replicas, folder)
 
 
 def _cases(settings: Settings, layout: str) -> Iterator[_Case]:
@@ -88,8 +93,9 @@ def _cases(settings: Settings, layout: str) -> Iterator[_Case]:
         yield _Case(name, raw, stop=2 * LOCAL_STEPS + number % LOCAL_STEPS)
 
 
-def _together(cases: list[_Case], layout: str, folder: Path) -> Iterator[tuple[str, bool]]:
-    stages, replicas = map(int, layout.split("x"))
+def _together(
+    cases: list[_Case], stages: int, replicas: int, folder: Path
+) -> Iterator[tuple[str, bool]]:
     straight = {case.name: folder / f"{case.name} straight" for case in cases}
     stopped = {case.name: folder / f"{case.name} stopped" for case in cases}
     first = [(case, straight[case.name], None) for case in cases]
