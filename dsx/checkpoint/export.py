@@ -1,6 +1,7 @@
 """From a checkpoint to a Hugging Face folder: no process group, one layer in memory at a time."""
 
 import json
+import logging
 import shutil
 from collections import ChainMap
 from collections.abc import MutableMapping
@@ -14,6 +15,8 @@ from dsx.checkpoint.folders import Checkpoint, RunFolder, open_checkpoint
 from dsx.errors import CheckpointError
 from dsx.models.config import config_from_dict
 from dsx.models.export import export_hf
+
+log = logging.getLogger(__name__)
 
 Dtype = Literal["bf16", "fp32"]
 TOKENIZER = "tokenizer"
@@ -52,7 +55,7 @@ class Exported:
 
 
 def newest_checkpoint(run_dir: Path | str) -> Checkpoint:
-    """The checkpoint of the run that is furthest.
+    """The checkpoint of the run that is furthest; damaged ones are told and left out.
 
     Raises:
         CheckpointError: there is none.
@@ -60,8 +63,11 @@ def newest_checkpoint(run_dir: Path | str) -> Checkpoint:
     folder = RunFolder(run_dir)
     listings = [folder.list(cluster) for cluster in folder.clusters()]
     newest = [listing.complete[0] for listing in listings if listing.complete]
-    if not newest:
-        damaged = [problem for listing in listings for problem in listing.damaged]
+    damaged = [problem for listing in listings for problem in listing.damaged]
+    if newest:
+        for problem in damaged:
+            log.warning("left out: %s", problem)
+    else:
         raise CheckpointError(
             f"{run_dir} holds no complete checkpoint"
             + (f": {'; '.join(damaged)}" if damaged else "; give the folder of a run to --run")

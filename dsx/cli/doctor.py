@@ -11,7 +11,7 @@ from dsx.cli.common import (
     secret_file,
     settings_from,
 )
-from dsx.errors import DsxError
+from dsx.errors import DsxError, SettingsError
 
 if TYPE_CHECKING:
     from dsx.training.doctor import Row
@@ -36,6 +36,10 @@ def run(args: argparse.Namespace) -> int:
     """Print what was found; 1 when something is wrong."""
     from dsx.training.doctor import Row, examine
 
+    if args.overrides and args.deepspeed_config is None:
+        raise SettingsError(
+            f"--set {args.overrides[0]} changes a settings file; give one with --deepspeed_config"
+        )
     rows = []
     settings = None
     if args.deepspeed_config is not None:

@@ -14,7 +14,8 @@ from dsx.cli.common import (
     settings_arguments,
     settings_from,
 )
-from dsx.errors import LaunchError
+from dsx.errors import LaunchError, SettingsError
+from dsx.settings import Settings
 
 HELP = "Start several clusters on this machine."
 
@@ -58,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     # and win.
     args.overrides = [f"dsx.outer.start_clusters={args.clusters}", *args.overrides]
     settings = settings_from(args)
+    _require_enough(settings, args.clusters)
     path = secret_file(args)
     secret = RunSecret.read(path) if path is not None else None
     processes = settings.dsx.pipeline.stages * args.replicas
@@ -67,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
     preflight(settings, processes)
 
-    from dsx.checkpoint.choosing import finished, saved_since
+    from dsx.checkpoint.choosing import choose, finished, saved_since
     from dsx.cluster.launch import cluster_names, plan_launches, visible_gpus
     from dsx.cluster.supervise import Stopped, run_clusters
     from dsx.exchange.coordinator import Coordinator
@@ -87,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
         print_summary(run_dir)
         return 0
     for name in names:
+        if args.resume not in ("auto", "never"):
+            choose(run_dir, name, args.resume)  # each cluster does it again; here to refuse early
         with held(run_dir, name):  # each cluster's rank 0 takes it again
             pass
     given = ["--secret-file", path] if path is not None else []
@@ -113,10 +117,13 @@ def run(args: argparse.Namespace) -> int:
         except Stopped as stopped:
             print(f"dsx: ended by {stopped}; no process is left", file=sys.stderr)
             unsaved = [n for n in names if not saved_since(run_dir, n, stopped.time)]
+            # Without a save of its own, the run has to begin where this launch did.
+            anything = any(saved_since(run_dir, name, started) for name in names)
+            started_from = None if anything else args.resume
             if unsaved:
                 print(
                     f"dsx: {', '.join(unsaved)} had not saved by then: what was trained since the "
-                    f"last checkpoint is lost; go on with:\n  {_again()}",
+                    f"last checkpoint is lost; go on with:\n  {_again(started_from)}",
                     file=sys.stderr,
                 )
                 return 128 + signal.Signals(stopped.number)
@@ -126,10 +133,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _again() -> str:
-    """The command line of this process, without a `--resume` that names something older."""
+def _require_enough(settings: Settings, clusters: int) -> None:
+    """Refuse to wait for clusters that can't come: the coordinator is this command's own."""
+    wanted = settings.dsx.outer.start_clusters
+    if wanted > clusters:
+        raise SettingsError(
+            f"dsx.outer.start_clusters is {wanted}, but --clusters is {clusters}, and no other "
+            f"cluster can join those of `dsx local`; start {wanted}, or set it to {clusters}"
+        )
+
+
+def _again(resume: str | None = None) -> str:
+    """The command line of this process, without a `--resume` but for one that has `resume`."""
     words = sys.argv[1:]
     if "--resume" in words:
         at = words.index("--resume")
-        words = words[:at] + words[at + 2 :]
+        if words[at + 1] != resume:
+            words = words[:at] + words[at + 2 :]
     return shlex.join(["dsx", *words])

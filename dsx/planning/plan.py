@@ -157,10 +157,11 @@ class Planner:
         if not hidden:
             least = min([as_set, *options], key=lambda option: option.exchange_seconds)
             raise SettingsError(
-                f"an exchange takes {least.exchange_seconds:,.0f} s at the fewest bits "
-                f"({least.traffic.bytes / 1e9:.1f} GB a round) and an inner step "
-                f"{chosen.step.seconds:.1f} s: no round of up to 500 steps hides it; raise the "
-                "link's rate or the batch of a step (gradient_accumulation_steps)"
+                f"an exchange takes {least.exchange_seconds:,.3g} s at the fewest bits "
+                f"({least.traffic.bytes / 1e6:,.3g} MB a round) and an inner step "
+                f"{chosen.step.seconds:.3g} s: no round of up to 500 steps hides it; raise the "
+                "link's rate or the batch of a step (gradient_accumulation_steps), or see with "
+                "--as-set what the file's own settings give"
             )
         return max(hidden, key=lambda option: option.expected_kept)
 

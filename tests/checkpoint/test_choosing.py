@@ -9,6 +9,7 @@ import pytest
 
 from dsx.checkpoint import folders
 from dsx.checkpoint.choosing import Choice, choose, is_finished, saved_since
+from dsx.checkpoint.export import newest_checkpoint
 from dsx.checkpoint.folders import RunFolder
 from dsx.checkpoint.manifest import MANIFEST
 from dsx.errors import CheckpointError
@@ -134,6 +135,21 @@ def test_a_run_of_which_every_checkpoint_is_damaged_is_no_fresh_start(tmp_path: 
     (folder / MANIFEST).unlink()
     with pytest.raises(CheckpointError, match=f"{folder} is no complete checkpoint"):
         choose(tmp_path, "c0", "auto")
+
+
+def test_an_export_tells_which_newer_checkpoint_it_leaves_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    older = save(tmp_path, step=10)
+    newer = save(tmp_path, step=20)
+    assert newest_checkpoint(tmp_path).folder == newer
+    assert caplog.messages == []
+
+    (newer / MANIFEST).write_text("{}")
+    assert newest_checkpoint(tmp_path).folder == older
+    (told,) = caplog.messages
+    assert told.startswith("left out: ")
+    assert str(newer) in told
 
 
 def test_never_refuses_a_used_run_folder(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from dsx.cli import local
 from dsx.cluster import launch
-from dsx.errors import LaunchError, SettingsError
+from dsx.errors import CheckpointError, LaunchError, SettingsError
 from dsx.exchange.secret import RunSecret
 from dsx.training import preflight
 from tests.checkpoint.made_up import save
@@ -135,3 +135,26 @@ def test_wrong_settings_are_refused_before_anything_is_started(
 def test_a_number_of_clusters_below_one_is_wrong_usage(settings: Path, count: str):
     with pytest.raises(SystemExit):
         call("--deepspeed_config", str(settings), "--clusters", count)
+
+
+def test_waiting_for_more_clusters_than_are_started_is_refused(settings: Path):
+    words = ["--deepspeed_config", str(settings), "--set", "dsx.outer.start_clusters=3"]
+    with pytest.raises(SettingsError, match=r"start_clusters is 3, but --clusters is 2"):
+        call(*words, "--clusters", "2")
+
+
+def test_a_checkpoint_that_is_not_there_is_refused_before_anything_is_started(
+    settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fake = use(monkeypatch, tmp_path, c0="succeed", c1="succeed")
+    with pytest.raises(CheckpointError, match=f"--resume {tmp_path}/nowhere: there is neither"):
+        call("--deepspeed_config", str(settings), "--resume", f"{tmp_path}/nowhere")
+    assert not (fake.folder / "pids").exists()
+
+
+def test_the_way_on_keeps_a_start_from_elsewhere_until_something_is_saved(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("sys.argv", ["dsx", "local", "--resume", "old/run", "--clusters", "2"])
+    assert local._again("old/run") == "dsx local --resume old/run --clusters 2"
+    assert local._again() == "dsx local --clusters 2"

@@ -104,3 +104,8 @@ def test_what_listens_on_all_interfaces_is_wrong_and_what_is_on_one_is_not(
         assert code == 1 or not wrong
     finally:
         process.communicate("")
+
+
+def test_an_override_of_no_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["doctor", "--set", "dsx.seed=3"]) == 2
+    assert "--set dsx.seed=3 changes a settings file" in capsys.readouterr().err
