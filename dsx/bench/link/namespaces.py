@@ -12,6 +12,7 @@ behind: whoever opens the next link removes both.
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 from dataclasses import dataclass
@@ -38,6 +39,15 @@ what the rate gives in this time."""
 
 _NEIGHBOURS = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
 """Most neighbours that the kernel keeps, those of all namespaces together."""
+
+
+def _tool(name: str) -> str:
+    """Where it is: a user's PATH may lack the folders of the system's tools."""
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
+    return shutil.which(name, path=path) or name
+
+
+_IP, _TC = _tool("ip"), _tool("tc")
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,7 @@ class SlowLink:
 
     def inside(self, cluster: int | None) -> tuple[str, ...]:
         """Words before a command that is to run in a cluster's place (None: at the hub)."""
-        return ("ip", "netns", "exec", self._hub if cluster is None else self._name(str(cluster)))
+        return (_IP, "netns", "exec", self._hub if cluster is None else self._name(str(cluster)))
 
     def enter(self, cluster: int | None) -> None:
         """Move this thread, and all that it starts, to a cluster's place (None: the hub).
@@ -117,10 +127,10 @@ class SlowLink:
                 (self._hub, _port(cluster)),
             ):
                 if rate is None:
-                    _run("tc", "-n", place, "qdisc", "del", "dev", interface, "root", check=False)
+                    _run(_TC, "-n", place, "qdisc", "del", "dev", interface, "root", check=False)
                 else:
                     bucket = _bucket(rate)
-                    _run("tc", "-n", place, "qdisc", "replace", "dev", interface, "root", *bucket)
+                    _run(_TC, "-n", place, "qdisc", "replace", "dev", interface, "root", *bucket)
 
     def cut(self, cluster: int) -> None:
         """Nothing passes a cluster's line any more, and nobody is told."""
@@ -199,7 +209,7 @@ def network_rights() -> tuple[str, ...]:
     own = ("unshare", "--user", "--map-root-user", "--net", "--mount")
     words = (*own, "sh", "-c", 'mount -t tmpfs run /run && exec "$@"', "sh")
     try:
-        tried = subprocess.run([*words, "ip", "netns"], capture_output=True, text=True)
+        tried = subprocess.run([*words, _IP, "netns"], capture_output=True, text=True)
     except OSError as error:
         raise LaunchError(f"{error.filename} is missing; install util-linux") from error
     if tried.returncode:
@@ -233,7 +243,7 @@ def _remove(owner: str) -> None:
     psutil.wait_procs(left, timeout=10)
     for name in _namespaces():
         if _owner_of(name) == owner:
-            _run("ip", "netns", "del", name, check=False)
+            _run(_IP, "netns", "del", name, check=False)
 
 
 def _namespaces() -> list[str]:
@@ -274,7 +284,7 @@ def _bucket(rate: float) -> list[str]:
 
 
 def _ip(*words: str) -> str:
-    return _run("ip", *words)
+    return _run(_IP, *words)
 
 
 def _run(*words: str, check: bool = True) -> str:
