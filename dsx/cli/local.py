@@ -117,10 +117,10 @@ def run(args: argparse.Namespace) -> int:
         except Stopped as stopped:
             print(f"dsx: ended by {stopped}; no process is left", file=sys.stderr)
             unsaved = [n for n in names if not saved_since(run_dir, n, stopped.time)]
-            # Without a save of its own, the run has to begin where this launch did.
-            anything = any(saved_since(run_dir, name, started) for name in names)
-            started_from = None if anything else args.resume
             if unsaved:
+                # Without a save of its own, the run has to begin where this launch did.
+                anything = any(saved_since(run_dir, name, started) for name in names)
+                started_from = None if anything else args.resume
                 print(
                     f"dsx: {', '.join(unsaved)} had not saved by then: what was trained since the "
                     f"last checkpoint is lost; go on with:\n  {_again(started_from)}",

@@ -7,7 +7,6 @@ is predicted.
 
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 from rich.table import Table
 
+from dsx.cluster.launch import usable_cores
 from dsx.errors import LaunchError, SettingsError
 from dsx.planning.hardware import Gpu
 from dsx.planning.layout import Layout, LayoutPlan, Machine, layout_as_set, plan_layout
@@ -117,7 +117,7 @@ def measure(config: str, overrides: Sequence[str]) -> dict[str, Any]:
     peaks = [bytes_ for row in floor["rows"] for bytes_ in row["peak_rank_bytes"].values()]
     return {
         "config": config,
-        "cores": os.cpu_count(),
+        "cores": usable_cores(),
         "floor_bytes": statistics.median(peaks),
         "runs": runs,
         "memory": memory,

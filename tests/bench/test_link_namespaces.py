@@ -133,6 +133,14 @@ def holding() -> Iterator[subprocess.Popen[str]]:
         subprocess.run(with_rights(OPEN_AND_LIST), check=True, capture_output=True)
 
 
+def test_the_systems_tools_are_found_where_the_path_lacks_their_folders(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert Path(namespaces._tool("tc")).is_absolute()
+    assert namespaces._tool("no-such-tool") == "no-such-tool"
+
+
 def test_more_clusters_than_the_kernel_has_room_for_are_refused_with_the_way_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

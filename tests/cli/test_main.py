@@ -96,7 +96,7 @@ def test_wrong_arguments_end_every_command_with_code_2(
     "words",
     ["report --run nowhere", "audit --run nowhere", "export --run nowhere --output out"],
 )
-def test_a_run_that_is_not_there_is_told_before_any_library_is_loaded(
+def test_a_run_that_is_not_there_is_a_wrong_argument_and_told_as_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
