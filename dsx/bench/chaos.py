@@ -21,7 +21,7 @@ from typing import Any
 
 from dsx.bench.faults import PHASES, Fault, Kind, Plan
 from dsx.bench.flood import Flood
-from dsx.bench.link.namespaces import SlowLink
+from dsx.bench.namespaces import SlowLink
 from dsx.bench.sites import Coordinator, Site, stop, wait_until
 from dsx.cluster.launch import cluster_names
 from dsx.exchange.secret import RunSecret

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dsx.bench.link.namespaces import network_rights
+from dsx.bench.namespaces import network_rights
 
 
 def take_network_rights() -> None:

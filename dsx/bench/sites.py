@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dsx.bench.link.namespaces import SlowLink
+from dsx.bench.namespaces import SlowLink
 from dsx.cluster.launch import cluster_names, deepspeed_command, free_ports
 from dsx.cluster.processes import ProcessTree, end_all
 from dsx.errors import LaunchError

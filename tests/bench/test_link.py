@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from dsx.bench.link.methods import build_methods
-from dsx.bench.link.namespaces import OWNER
+from dsx.bench.namespaces import OWNER
 from dsx.errors import SettingsError
 from dsx.settings import load_settings
 from dsx.tracking.events import OuterEvent, of_kind, read_events

@@ -2,13 +2,21 @@
 
 import json
 import math
+import multiprocessing
+import os
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 
 import pytest
 
+from dsx.bench.scale.bench import hear
 from dsx.bench.scale.cluster import llama_shapes
 from dsx.cli.main import EXIT_USAGE, main
+from dsx.errors import LaunchError
 
 RATE = 4e6
 OUTER = json.dumps({"compression": {"matrices": "int4", "embeddings": "int4"}})
@@ -21,6 +29,9 @@ def test_bytes_follow_the_pattern_and_are_dealt_out_evenly() -> None:
     done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     two, six = json.loads(done.stdout)["rows"]
+    # Each row is told when it is there.
+    told = r"(?s)2 clusters\n.*  an exchange took .*6 clusters\n.*  an exchange took"
+    assert re.search(told, done.stderr)
 
     for row in (two, six):
         assert row["digests_equal"]
@@ -51,3 +62,30 @@ def test_a_number_of_clusters_that_has_no_exchange_is_refused(
 ) -> None:
     assert main(["bench", "scale", "--clusters", "1,2"]) == EXIT_USAGE
     assert "from 2 to 250" in capsys.readouterr().err
+
+
+def _kill_itself(pipe: Connection) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _fail(pipe: Connection) -> None:
+    os._exit(3)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (_kill_itself, "cluster 0 of 1 was killed, .*memory.* fewer --clusters or --parameters"),
+        (_fail, "cluster 0 of 1 has ended with exit code 3"),
+    ],
+)
+def test_a_cluster_that_has_ended_is_told_with_the_reason(
+    body: Callable[[Connection], None], reason: str
+) -> None:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=body, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    with pytest.raises(LaunchError, match=reason):
+        hear([(process, ours)])

@@ -22,10 +22,10 @@ from dsx.bench.link.launches import (
     torchft_clusters,
 )
 from dsx.bench.link.methods import NONE, Method, build_method, build_methods, run_overrides
-from dsx.bench.link.namespaces import SlowLink
 from dsx.bench.link.rows import measure
 from dsx.bench.link.watch import Watch
 from dsx.bench.machine import this_machine
+from dsx.bench.namespaces import SlowLink
 from dsx.cluster.supervise import run_clusters
 from dsx.exchange.secret import RunSecret
 from dsx.settings import Settings, load_settings

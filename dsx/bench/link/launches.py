@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dsx.bench.link.namespaces import INTERFACE, SlowLink
 from dsx.bench.link.watch import CLUSTER
+from dsx.bench.namespaces import INTERFACE, SlowLink
 from dsx.cluster.launch import ClusterLaunch, cluster_names, plan_launches, usable_cores
 from dsx.tracking.progress import log_path
 

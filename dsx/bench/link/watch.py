@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from dsx.bench.link.namespaces import Counted, SlowLink
+from dsx.bench.namespaces import Counted, SlowLink
 
 CLUSTER = "DSX_BENCH_CLUSTER"
 """Environment variable of a cluster's processes: its name."""

@@ -1,8 +1,10 @@
 """Starts the clusters of `dsx bench scale`, and reads what they and the link tell."""
 
+import contextlib
 import gc
 import multiprocessing
 import secrets
+import signal
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +12,15 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any
 
-from dsx.bench.link.namespaces import SlowLink
+import psutil
+
 from dsx.bench.machine import this_machine
+from dsx.bench.namespaces import SlowLink
 from dsx.bench.scale.cluster import ScaleCluster, outer_settings, run_cluster
 from dsx.errors import LaunchError
 from dsx.exchange.coordinator import Coordinator
 from dsx.exchange.secret import KEY_BYTES, RunSecret
+from dsx.tracking.text import bytes_text, seconds_text
 
 COORDINATOR_PORT = 29510
 _CONNECT_SECONDS = 600.0
@@ -55,7 +60,13 @@ def run_scale_bench(bench: ScaleBench, tell: Callable[[str], None] = lambda text
     rows = []
     for clusters in bench.clusters:
         tell(f"{clusters} clusters")
-        rows.append(_measure(bench, clusters))
+        row = _measure(bench, clusters)
+        # Now, as a later number of clusters may be one too many for this machine.
+        tell(
+            f"  an exchange took {seconds_text(row['exchange_seconds'])}, "
+            f"{bytes_text(row['sent_bytes'])} sent by each"
+        )
+        rows.append(row)
     return {
         "rows": rows,
         "parameters": bench.parameters,
@@ -76,8 +87,7 @@ def _measure(bench: ScaleBench, clusters: int) -> dict[str, Any]:
         serving, served = context.Pipe()
         server = context.Process(target=_coordinate, args=(link, served, secret), daemon=True)
         server.start()
-        processes: list[ForkProcess] = [server]
-        pipes: list[Connection] = []
+        started: list[tuple[ForkProcess, Connection]] = []
         try:
             serving.recv()
             for index in range(clusters):
@@ -88,19 +98,18 @@ def _measure(bench: ScaleBench, clusters: int) -> dict[str, Any]:
                 )
                 process.start()
                 theirs.close()
-                processes.append(process)
-                pipes.append(ours)
-            _hear(pipes)
+                started.append((process, ours))
+            hear(started)
             # Making the connections takes traffic of its own, which grows with their number.
             link.shape(bench.rate)
-            _round(pipes)
+            _round(started)
             rounds = []
             for _ in range(bench.rounds):
                 before = link.counted()
-                told = _round(pipes)
+                told = _round(started)
                 rounds.append((before, told, link.counted()))
         finally:
-            for process in processes:
+            for process in (server, *(process for process, _ in started)):
                 process.kill()
                 process.join()
     sent = [[b.sent - a.sent for a, b in zip(x, y, strict=True)] for x, _, y in rounds]
@@ -131,14 +140,20 @@ def _coordinate(link: SlowLink, pipe: Connection, secret: RunSecret) -> None:
         pipe.recv()
 
 
-def _round(pipes: Sequence[Connection]) -> list[Any]:
-    for pipe in pipes:
-        pipe.send("go")
-    return _hear(pipes)
+def _round(started: Sequence[tuple[ForkProcess, Connection]]) -> list[Any]:
+    for _, pipe in started:
+        with contextlib.suppress(BrokenPipeError):  # `hear` tells why one has ended
+            pipe.send("go")
+    return hear(started)
 
 
-def _hear(pipes: Sequence[Connection]) -> list[Any]:
-    """One message from each, in their order."""
+def hear(started: Sequence[tuple[ForkProcess, Connection]]) -> list[Any]:
+    """One message from each cluster, in their order.
+
+    Raises:
+        LaunchError: one has ended, or none says anything for ten minutes.
+    """
+    pipes = [pipe for _, pipe in started]
     heard: dict[Any, Any] = {}
     while len(heard) < len(pipes):
         ready = wait([pipe for pipe in pipes if pipe not in heard], timeout=_CONNECT_SECONDS)
@@ -152,7 +167,19 @@ def _hear(pipes: Sequence[Connection]) -> list[Any]:
             try:
                 heard[pipe] = pipe.recv()
             except EOFError:
-                raise LaunchError(
-                    f"cluster {pipes.index(pipe)} of {len(pipes)} has ended; its error is above"
-                ) from None
+                index = pipes.index(pipe)
+                raise LaunchError(_ended(started[index][0], index, len(pipes))) from None
     return [heard[pipe] for pipe in pipes]
+
+
+def _ended(process: ForkProcess, index: int, clusters: int) -> str:
+    """Why a cluster that should be there is not."""
+    process.join()
+    name = f"cluster {index} of {clusters}"
+    if process.exitcode == -signal.SIGKILL:
+        total = bytes_text(psutil.virtual_memory().total)
+        return (
+            f"{name} was killed, as the system does where memory ends; this machine has {total}: "
+            "give fewer --clusters or --parameters"
+        )
+    return f"{name} has ended with exit code {process.exitcode}; its error is above"

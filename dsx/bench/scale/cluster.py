@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dsx.bench.link.namespaces import SlowLink
+from dsx.bench.namespaces import SlowLink
 from dsx.cluster.launch import cluster_names
 from dsx.exchange.secret import RunSecret
 from dsx.outer.agreement import AloneAgreement

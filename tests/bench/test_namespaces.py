@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dsx.bench.link import namespaces
-from dsx.bench.link.namespaces import SlowLink, network_rights
+from dsx.bench import namespaces
+from dsx.bench.namespaces import SlowLink, network_rights
 from dsx.errors import LaunchError
 
 RATE = 4e6
@@ -20,7 +20,7 @@ PORT = 5000
 
 SEND = f"""
 import subprocess, sys, time
-from dsx.bench.link.namespaces import SlowLink
+from dsx.bench.namespaces import SlowLink
 
 RECEIVE = '''
 import socket, time
@@ -56,7 +56,7 @@ for rate in ({RATE}, None):
 
 HOLD = """
 import subprocess, sys
-from dsx.bench.link.namespaces import SlowLink
+from dsx.bench.namespaces import SlowLink
 link = SlowLink(2, 1e6)
 inside = subprocess.Popen(
     [*link.inside(0), "sleep", "600"], env=link.environment | {"PATH": "/usr/bin:/bin"}
@@ -67,7 +67,7 @@ sys.stdin.read()
 
 OPEN_AND_LIST = """
 import subprocess
-from dsx.bench.link.namespaces import SlowLink
+from dsx.bench.namespaces import SlowLink
 with SlowLink(1):
     print(subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout)
 """
