@@ -442,7 +442,7 @@ class RoundExchange:
             self._doubts = []
             self._averager.commit()
             with span("outer step"):
-                self._state.optimizer.step(average.tensors)
+                self._state.optimizer.step(average.tensors, progress.steps)
             progress.round += 1
             progress.met = membership.number
             progress.tokens_total += sum(tokens)

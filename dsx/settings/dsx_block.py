@@ -160,6 +160,12 @@ class OuterSettings(Block):
         description="Outer Nesterov momentum (mu): steps of eta / (1 - mu) in all. Long runs of "
         "small models gain from 0.7, short ones lose much by it (docs/quality.md).",
     )
+    momentum_warmup_steps: int = Field(
+        0,
+        ge=0,
+        description="Inner steps of the run over which `momentum` grows from 0; 0: it is what it "
+        "is from the first round on.",
+    )
     min_clusters: int = Field(
         1, ge=1, description="A round with fewer clusters than this is not committed."
     )

@@ -91,11 +91,19 @@ def test_equal_clusters_that_keep_what_their_codec_leaves_out_are_undisturbed_by
     assert losses["none"] > 1e-3, "what was left out was taken back"
 
 
+@pytest.mark.parametrize("warmup_steps", [0, 12])
 @pytest.mark.parametrize("delay", [2, "round"])
-def test_one_cluster_that_keeps_nothing_follows_the_papers_recursion(delay: int | str) -> None:
+def test_one_cluster_that_keeps_nothing_follows_the_papers_recursion(
+    delay: int | str, warmup_steps: int
+) -> None:
     steps, rounds, lr, momentum = 5, 4, 0.5, 0.3
     settings = OuterSettings(
-        local_steps=steps, delay=delay, own_share="none", lr=lr, momentum=momentum
+        local_steps=steps,
+        delay=delay,
+        own_share="none",
+        lr=lr,
+        momentum=momentum,
+        momentum_warmup_steps=warmup_steps,
     )
     (cluster,) = make_clusters(settings, 1)
     run([cluster], steps * rounds)
@@ -106,6 +114,8 @@ def test_one_cluster_that_keeps_nothing_follows_the_papers_recursion(delay: int 
     m = {name: torch.zeros_like(value) for name, value in theta.items()}
     arrival = steps if delay == "round" else delay
     flight = None
+    # Before the four rounds the run had made 0, 5, 10 and 15 inner steps.
+    momenta = iter([0, momentum * 5 / 12, momentum * 10 / 12, momentum])
 
     def put(values: dict[str, torch.Tensor]) -> None:
         with torch.no_grad():
@@ -113,9 +123,10 @@ def test_one_cluster_that_keeps_nothing_follows_the_papers_recursion(delay: int 
                 parameter.copy_(values[name])
 
     def outer_step(delta: dict[str, torch.Tensor]) -> None:
+        mu = next(momenta) if warmup_steps else momentum
         for name in names:
-            m[name] = momentum * m[name] + delta[name]
-            theta[name] = theta[name] - lr * (delta[name] + momentum * m[name])
+            m[name] = mu * m[name] + delta[name]
+            theta[name] = theta[name] - lr * (delta[name] + mu * m[name])
 
     for _ in range(rounds):
         for step in range(1, steps + 1):
