@@ -22,6 +22,10 @@ class ModelError(DsxError):
     """The model can't be split, loaded or exported as asked."""
 
 
+class PlanError(DsxError):
+    """What is asked for fits no layout of the GPUs, or no round of the link."""
+
+
 class ExchangeError(DsxError):
     """The exchange between clusters failed or was refused."""
 

@@ -12,16 +12,24 @@ from dsx.settings import Settings
 HELP = "Say what a run needs and how fast it will be, before a GPU is rented."
 
 
+_USAGE = """\
+dsx plan --deepspeed_config FILE --gpus-per-cluster N --gpu NAME --link 1gbit [option ...]
+       dsx plan --deepspeed_config FILE (--figure FILE.svg | --dry-run | --validate) [option ...]"""
+"""argparse knows no argument that only some uses of a command need, and would call it optional."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = _USAGE
     add_settings_arguments(parser)
-    parser.add_argument("--clusters", type=count, default=2, metavar="N", help="default: 2")
-    parser.add_argument("--gpus-per-cluster", type=count, metavar="N")
-    parser.add_argument(
+    needed = parser.add_argument_group("needed for a plan")
+    needed.add_argument("--gpus-per-cluster", type=count, metavar="N")
+    needed.add_argument(
         "--gpu",
         metavar="NAME",
         help="as a800-40g, or memory=80gb,tflops=312,..., or a JSON file with those keys",
     )
-    parser.add_argument("--link", metavar="1gbit", help="of each cluster")
+    needed.add_argument("--link", metavar="1gbit", help="of each cluster")
+    parser.add_argument("--clusters", type=count, default=2, metavar="N", help="default: 2")
     parser.add_argument("--latency", default="0s", metavar="50ms", help="one way; default: none")
     parser.add_argument("--tokens", metavar="1t", help="of the whole run: days and cost")
     parser.add_argument("--price", type=price, metavar="USD", help="of a GPU and hour")
@@ -72,7 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan, or whatever is asked for instead, and print.
 
     Raises:
-        SettingsError: settings or arguments are wrong, or nothing fits.
+        SettingsError: settings or arguments are wrong.
+        PlanError: nothing fits.
         ModelError: the model can't be split or counted.
     """
     from dsx.settings.loading import load_with_raw
