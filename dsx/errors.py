@@ -39,7 +39,7 @@ class CheckpointError(DsxError):
 
 
 class LaunchError(DsxError):
-    """Processes could not be started, or one of them failed."""
+    """Processes can't be started on this machine, or one of them failed."""
 
 
 class TrackingError(DsxError):
