@@ -17,10 +17,11 @@ from dsx import __version__
 from dsx.cluster.launch import deepspeed_command, usable_cores, visible_gpus
 from dsx.data.corpus import HubCorpus, find_corpus
 from dsx.errors import DsxError
+from dsx.exchange.address import read_coordinator
 from dsx.exchange.secret import RunSecret, require_secret
 from dsx.settings import Settings
 from dsx.settings.dsx_block import TrainTokenizer
-from dsx.training.meeting import read_address, wait_for
+from dsx.training.meeting import wait_for
 
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets", "torchft", "cryptography", "wandb")
 ALL_INTERFACES = {"0.0.0.0", "::"}
@@ -117,7 +118,7 @@ def _secret(path: str | None) -> tuple[RunSecret | None, Row]:
 
 
 def _coordinator(url: str, secret: RunSecret | None, cluster: str) -> str:
-    address = read_address(url)
+    address = read_coordinator(url)
     require_secret(secret, address[0], "--coordinator")
     wait_for(address, _REACH_SECONDS, secret, cluster)
     seconds = []

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import socket
 import subprocess
 import sys
 import types
@@ -155,6 +156,35 @@ def test_help_and_version_import_no_command_and_no_heavy_library() -> None:
     assert first == f"dsx {dsx.__version__}"
     assert modules == "['dsx', 'dsx.cli', 'dsx.cli.main', 'dsx.errors']"
     assert heavy == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("cli.main coordinator --bind 29510", 2, "give HOST:PORT"),
+        ("cli.main coordinator --bind 0.0.0.0:0", 2, "there is no run secret"),
+        ("cli.main coordinator --bind 127.0.0.1:TAKEN", 1, "a port that is free"),
+        ("train --deepspeed_config FILE --coordinator 127.0.0.1:29510", 2, "give an address like"),
+        ("train --deepspeed_config FILE --coordinator http://10.0.0.1:9", 2, "no run secret"),
+    ],
+)
+def test_a_wrong_address_is_refused_before_a_heavy_library_is_imported(
+    tmp_path: Path, words: str, code: int, said: str
+) -> None:
+    program = (
+        "import importlib, sys\n"
+        "code = importlib.import_module('dsx.' + sys.argv[1]).main(sys.argv[2:])\n"
+        "heavy = {'torch', 'torchft', 'transformers', 'deepspeed'}\n"
+        "print(code, sorted(heavy & set(sys.modules)))\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = words.replace("TAKEN", str(taken.getsockname()[1]))
+        words = words.replace("FILE", str(written(tmp_path, valid())))
+        command = [sys.executable, "-c", program, *words.split()]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert said in done.stderr
+    assert done.stdout == f"{code} []\n"
 
 
 def command_sources() -> dict[str, ast.Module]:
