@@ -3,9 +3,10 @@
 import argparse
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from dsx.settings import Settings, load_settings
+from dsx.settings import Implied, Settings, load_settings
 
 SECRET_VARIABLE = "DSX_SECRET_FILE"
 """Names the run secret's file where no `--secret-file` does."""
@@ -110,12 +111,17 @@ def secret_file(arguments: argparse.Namespace) -> str | None:
     return arguments.secret_file or os.environ.get(SECRET_VARIABLE) or None
 
 
-def settings_from(arguments: argparse.Namespace) -> Settings:
-    """The checked settings that the arguments name. Raises `SettingsError`."""
-    return load_settings(arguments.deepspeed_config, arguments.overrides)
+def settings_from(arguments: argparse.Namespace, implied: Sequence[Implied] = ()) -> Settings:
+    """The checked settings that the arguments name. Raises `SettingsError`.
+
+    Args:
+        implied: overrides that follow from other arguments; those of `--set` win.
+    """
+    return load_settings(arguments.deepspeed_config, [*implied, *arguments.overrides])
 
 
-def settings_arguments(arguments: argparse.Namespace) -> list[str]:
-    """The same arguments again, for a process started with the same settings."""
-    overrides = [word for override in arguments.overrides for word in ("--set", override)]
+def settings_arguments(arguments: argparse.Namespace, implied: Sequence[Implied] = ()) -> list[str]:
+    """The arguments of a process that is started with the settings of `settings_from`."""
+    given = [*(one.override for one in implied), *arguments.overrides]
+    overrides = [word for override in given for word in ("--set", override)]
     return ["--deepspeed_config", arguments.deepspeed_config, *overrides]
