@@ -58,6 +58,35 @@ def existing_folder(text: str) -> Path:
     return path
 
 
+def output_file(text: str) -> Path:
+    """An argument's value as a file to write. Folders that it lies in are made with it."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"is {text}, which is a folder; give the name of a file, in it or elsewhere"
+        )
+    _require_place(path)
+    return path
+
+
+def output_folder(text: str) -> Path:
+    """An argument's value as a folder to write. Folders that it lies in are made with it."""
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"is {text}, which is a file; give a folder")
+    _require_place(path)
+    return path
+
+
+def _require_place(path: Path) -> None:
+    """Before the work is done of which it is to keep the result."""
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    if not above.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"is {path}, but {above} is a file, in which nothing can lie; choose another path"
+        )
+
+
 def add_settings_arguments(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """`--deepspeed_config FILE` and `--set KEY=VALUE`, to be read by `settings_from`."""
     parser.add_argument(

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dsx.cli.common import add_settings_arguments, count, price, seconds
-from dsx.errors import SettingsError
+from dsx.cli.common import add_settings_arguments, count, output_file, price, seconds
+from dsx.errors import DsxError, SettingsError
 from dsx.settings import Settings
 
 HELP = "Say what a run needs and how fast it will be, before a GPU is rented."
@@ -46,12 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--as-set", action="store_true", help="keep the settings' layout and outer settings"
     )
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the planned settings")
+    parser.add_argument(
+        "--write", type=output_file, metavar="FILE", help="write the planned settings"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     other = parser.add_argument_group("instead of a plan").add_mutually_exclusive_group()
     other.add_argument(
         "--figure",
-        type=Path,
+        type=output_file,
         metavar="FILE.svg",
         help="draw this model and three others on 2 to 64 clusters, 0.1 to 10 Gbit/s",
     )
@@ -112,6 +114,9 @@ def _plan(arguments: argparse.Namespace, raw: dict[str, Any], settings: Settings
         )
     if arguments.mfu is not None and not 0 < arguments.mfu <= 1:
         raise SettingsError(f"--mfu {arguments.mfu:g}: give a share above 0 and up to 1")
+
+    if arguments.write and arguments.write.exists():
+        raise DsxError(f"--write {arguments.write}: there is such a file already; name another")
 
     from dsx.planning.hardware import UTILIZATION, read_gpu
     from dsx.planning.time import Link

@@ -46,10 +46,7 @@ def export_hf(
     Raises ModelError if names or shapes are not the model's, or `output` is in use.
     """
     output = Path(output)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ModelError(
-            f"the export folder {str(output)!r} is not empty; remove it or use another"
-        )
+    _require_unused(output)
     plan = ModelPlan(config)
     expected = plan.parameter_shapes | plan.buffer_shapes
     _require_names(set(expected), set(tensors))
@@ -72,6 +69,14 @@ def export_hf(
     if output.exists():
         output.rmdir()
     partial.rename(output)
+
+
+def _require_unused(output: Path) -> None:
+    if output.is_dir() and not any(output.iterdir()):
+        return
+    if output.exists():
+        what = "not empty" if output.is_dir() else "a file"
+        raise ModelError(f"the export folder {str(output)!r} is {what}; remove it or use another")
 
 
 def _require_names(expected: set[str], given: set[str]) -> None:

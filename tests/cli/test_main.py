@@ -113,6 +113,40 @@ def test_a_run_that_is_not_there_is_a_wrong_argument_and_told_as_one(
     assert "is notes.txt, which is a file" in capsys.readouterr().err
 
 
+PLAN = "plan --deepspeed_config settings.json"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("report --run folder --output folder", "is folder, which is a folder"),
+        ("secret new folder", "is folder, which is a folder"),
+        (f"{PLAN} --write folder", "is folder, which is a folder"),
+        (f"{PLAN} --figure file/x.svg", "is file/x.svg, but TMP/file is a file"),
+        ("secret new file/a/secret", "is file/a/secret, but TMP/file is a file"),
+        ("export --run folder --output file", "is file, which is a file"),
+        ("export --run folder --output file/hf", "is file/hf, but TMP/file is a file"),
+        ("mesh init --clusters a=h:1 b=h:2 --output file", "is file, which is a file"),
+        ("tokenizer train --input x --vocab-size 300 --output file", "is file, which is a file"),
+    ],
+)
+def test_an_output_that_can_not_be_is_told_before_the_work(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    words: str,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+
+    with pytest.raises(SystemExit) as end:
+        main.main(words.split())
+    assert end.value.code == 2
+    assert said.replace("TMP", str(tmp_path)) in capsys.readouterr().err
+
+
 def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, RuntimeError("a fault of ours"))
 

@@ -146,3 +146,5 @@ def test_wrong_tensors_and_used_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "used/file").touch()
     with pytest.raises(ModelError, match="used' is not empty"):
         export(tensors, "used")
+    with pytest.raises(ModelError, match="used/file' is a file"):
+        export(tensors, "used/file")

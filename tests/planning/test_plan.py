@@ -156,7 +156,7 @@ def test_what_does_not_fit_ends_the_command_as_an_error_not_as_wrong_usage(
 def test_the_written_file_is_what_a_run_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written = tmp_path / "planned.json"
+    written = tmp_path / "plans" / "planned.json"
     text = tmp_path / "text.jsonl"
     documents = [{"text": f"def f{i}(x): return x + {i}\n" * 40} for i in range(50)]
     text.write_text("".join(json.dumps(document) + "\n" for document in documents))
