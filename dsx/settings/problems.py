@@ -118,7 +118,7 @@ def _key_of(loc: Sequence[int | str], raw: object, missing: bool) -> tuple[str, 
     return tuple(path)
 
 
-_EXPECTED = {
+EXPECTED = {
     "int_type": "an integer",
     "int_from_float": "an integer",
     "float_type": "a number",
@@ -131,6 +131,7 @@ _EXPECTED = {
     "model_type": "a JSON object {...}",
     "model_attributes_type": "a JSON object {...}",
 }
+"""By pydantic's name of what is wrong."""
 _LIMITS = {
     "greater_than": ("greater than", "gt"),
     "greater_than_equal": ("at least", "ge"),
@@ -146,8 +147,8 @@ def _explain(item: Any, key: tuple[str, ...], raw: object, model: type[Block]) -
         return explain_unknown(model, key, raw)
     if kind in ("missing", "union_tag_not_found"):
         return _explain_missing(key, raw, model)
-    if kind in _EXPECTED:
-        return f"is {show(value)}; {_WANTED}{_EXPECTED[kind]}{_type_advice(value)}"
+    if kind in EXPECTED:
+        return f"is {show(value)}; {_WANTED}{EXPECTED[kind]}{_type_advice(value)}"
     if kind in _LIMITS:
         words, name = _LIMITS[kind]
         return f"is {show(value)}; it must be {words} {context[name]:g}"
