@@ -38,6 +38,10 @@ class CheckpointError(DsxError):
     """A checkpoint is missing, foreign, damaged or can't be used with the present settings."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """The files of a checkpoint are not those that were written."""
+
+
 class LaunchError(DsxError):
     """Processes can't be started on this machine, or one of them failed."""
 

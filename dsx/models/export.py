@@ -53,19 +53,24 @@ def export_hf(
     partial = output.with_name(output.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    skeleton = build_skeleton(config)
-    _write_configs(skeleton.lm, partial, dtype, generation_from)
-    if tokenizer_folder is not None:
-        _copy_tokenizer(tokenizer_folder, partial)
-    units: dict[str | int | None, list[str]] = {}
-    for name in expected:
-        units.setdefault(skeleton.anatomy.owner(name), []).append(name)
-    _write_shards(
-        _converted(skeleton.lm, units, tensors, expected, dtype),
-        partial,
-        max_shard_bytes,
-        sum(shape.numel() for shape in plan.parameter_shapes.values()),
-    )
+    try:
+        skeleton = build_skeleton(config)
+        _write_configs(skeleton.lm, partial, dtype, generation_from)
+        if tokenizer_folder is not None:
+            _copy_tokenizer(tokenizer_folder, partial)
+        units: dict[str | int | None, list[str]] = {}
+        for name in expected:
+            units.setdefault(skeleton.anatomy.owner(name), []).append(name)
+        _write_shards(
+            _converted(skeleton.lm, units, tensors, expected, dtype),
+            partial,
+            max_shard_bytes,
+            sum(shape.numel() for shape in plan.parameter_shapes.values()),
+        )
+    except BaseException:
+        # As large as the model, and of no use.
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     if output.exists():
         output.rmdir()
     partial.rename(output)
