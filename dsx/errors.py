@@ -22,6 +22,10 @@ class ModelError(DsxError):
     """The model can't be split, loaded or exported as asked."""
 
 
+class PlanError(DsxError):
+    """What is asked for fits no layout of the GPUs, or no round of the link."""
+
+
 class ExchangeError(DsxError):
     """The exchange between clusters failed or was refused."""
 
@@ -34,8 +38,12 @@ class CheckpointError(DsxError):
     """A checkpoint is missing, foreign, damaged or can't be used with the present settings."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """The files of a checkpoint are not those that were written."""
+
+
 class LaunchError(DsxError):
-    """Processes could not be started, or one of them failed."""
+    """Processes can't be started on this machine, or one of them failed."""
 
 
 class TrackingError(DsxError):

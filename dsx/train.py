@@ -102,24 +102,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _train(args: argparse.Namespace, rank: int, until_the_end: ExitStack) -> int:
     settings = settings_from(args)
-    announce("loading libraries", rank)
-    # Heavy imports come after the settings are known to be good.
-    from dsx.cluster.launcher import go_on_command
+    from dsx.exchange.address import read_coordinator
     from dsx.exchange.secret import RunSecret, require_secret
-    from dsx.training.holding import held
-    from dsx.training.meeting import CONNECT_SECONDS, read_address, wait_for
-    from dsx.training.preflight import preflight
-    from dsx.training.run import ClusterRun, Launch
-    from dsx.training.stopping import EXIT_STOPPED
 
     path = secret_file(args)
     secret = RunSecret.read(path) if path is not None else None
     if args.coordinator is not None:
-        require_secret(secret, read_address(args.coordinator)[0], "--coordinator")
+        require_secret(secret, read_coordinator(args.coordinator)[0], "--coordinator")
         require_secret(secret, args.address or "127.0.0.1", "--address")
-        if rank == 0:
-            # Before hours may go into the preparation of data.
-            wait_for(read_address(args.coordinator), CONNECT_SECONDS, secret, args.cluster)
+    announce("loading libraries", rank)
+    # Heavy imports come after settings and arguments are known to be good.
+    from dsx.cluster.launcher import go_on_command
+    from dsx.training.holding import held
+    from dsx.training.meeting import CONNECT_SECONDS, wait_for
+    from dsx.training.preflight import preflight
+    from dsx.training.run import ClusterRun, Launch
+    from dsx.training.stopping import EXIT_STOPPED
+
+    if args.coordinator is not None and rank == 0:
+        # Before hours may go into the preparation of data.
+        wait_for(read_coordinator(args.coordinator), CONNECT_SECONDS, secret, args.cluster)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     announce("preparing data, checking the model", rank)
     ready = preflight(settings, processes, check_split=rank == 0 and not args.checked)

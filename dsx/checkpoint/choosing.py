@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsx.checkpoint.damage import advised, nothing_usable
 from dsx.checkpoint.folders import CHECKPOINTS, SHARED, Checkpoint, RunFolder, open_checkpoint
 from dsx.checkpoint.manifest import MANIFEST, ClusterManifest
 from dsx.errors import CheckpointError
@@ -88,10 +89,10 @@ def _newest(folder: RunFolder, cluster: str) -> Choice | None:
         ahead = [found for found in others if _is_ahead(found, own)]
         return Choice(own, True, tuple(notes), max(ahead, key=_version, default=None))
     if listing.damaged:
-        raise CheckpointError(
-            f"{folder.cluster_folder(cluster)} has no usable checkpoint: "
-            f"{'; '.join(listing.damaged)}. Start from another with --resume PATH, or remove the "
-            "folder to start afresh"
+        raise nothing_usable(
+            f"{folder.cluster_folder(cluster)} has no usable checkpoint",
+            listing.damaged,
+            "start from another with --resume PATH, or remove the folder to start afresh",
         )
     if not others:
         return None
@@ -143,12 +144,13 @@ def _at(path: Path, cluster: str) -> Choice:
 
 
 def _single(path: Path, cluster: str) -> Choice:
-    checkpoint = open_checkpoint(path)
+    folder = RunFolder(path.resolve().parent.parent.parent)
+    with advised("--resume", lambda: folder.list(cluster).complete):
+        checkpoint = open_checkpoint(path)
     if checkpoint.manifest.cluster == cluster:
         return Choice(checkpoint, True)
     # One path may be given to all clusters of a run: each takes its own of the same moment.
-    run_dir = path.resolve().parent.parent.parent
-    for own in RunFolder(run_dir).list(cluster).complete:
+    for own in folder.list(cluster).complete:
         if _fit(own.manifest, checkpoint.manifest):
             return Choice(own, True)
     if checkpoint.shared is None:

@@ -11,6 +11,7 @@ from typing import Literal, cast
 
 import torch
 
+from dsx.checkpoint.damage import advised, nothing_usable, older
 from dsx.checkpoint.folders import Checkpoint, RunFolder, open_checkpoint
 from dsx.errors import CheckpointError
 from dsx.models.config import config_from_dict
@@ -67,12 +68,22 @@ def newest_checkpoint(run_dir: Path | str) -> Checkpoint:
     if newest:
         for problem in damaged:
             log.warning("left out: %s", problem)
-    else:
-        raise CheckpointError(
-            f"{run_dir} holds no complete checkpoint"
-            + (f": {'; '.join(damaged)}" if damaged else "; give the folder of a run to --run")
+        return max(newest, key=lambda checkpoint: checkpoint.far)
+    nothing = f"{run_dir} holds no complete checkpoint"
+    if damaged:
+        raise nothing_usable(
+            nothing,
+            damaged,
+            "bring one of them back from a copy, or export one from elsewhere with --checkpoint",
         )
-    return max(newest, key=lambda c: (c.manifest.round, c.manifest.step, c.manifest.flushed))
+    raise CheckpointError(f"{nothing}; give the folder of a run to --run")
+
+
+def _complete(run_dir: Path | str) -> list[Checkpoint]:
+    """Of all clusters, newest first."""
+    folder = RunFolder(run_dir)
+    found = [each for cluster in folder.clusters() for each in folder.list(cluster).complete]
+    return sorted(found, key=lambda checkpoint: checkpoint.far, reverse=True)
 
 
 def export_run(
@@ -95,7 +106,9 @@ def export_run(
         ModelError: `output` is in use.
     """
     if checkpoint is not None:
-        return _export(Path(run_dir), open_checkpoint(Path(checkpoint)), Path(output), dtype)
+        with advised("--checkpoint", lambda: _complete(run_dir)):
+            found = open_checkpoint(Path(checkpoint))
+        return _export(Path(run_dir), found, Path(output), dtype)
     while True:
         found = newest_checkpoint(run_dir)
         try:
@@ -119,14 +132,21 @@ def _export(run_dir: Path, found: Checkpoint, output: Path, dtype: Dtype | None)
     target = output.with_name(f"{output.name}.new") if replaces else output
     if replaces:
         shutil.rmtree(target, ignore_errors=True)
-    export_hf(
-        config_from_dict(manifest.model),
-        ChainMap(*layers),
-        tokenizer if tokenizer.is_dir() else None,
-        target,
-        _DTYPES[chosen],
-        generation_from=model["path"] if model["init"] == "pretrained" else None,
-    )
+    has_tokenizer = tokenizer.is_dir()
+    with advised("--checkpoint", lambda: older(found, _complete(run_dir))):
+        export_hf(
+            config_from_dict(manifest.model),
+            ChainMap(*layers),
+            tokenizer if has_tokenizer else None,
+            target,
+            _DTYPES[chosen],
+            generation_from=model["path"] if model["init"] == "pretrained" else None,
+        )
+    if not has_tokenizer:
+        log.warning(
+            "%s is not there, so %s has no tokenizer: put that of the run beside the weights",
+            *(tokenizer, output),
+        )
     exported = Exported(
         output=output,
         checkpoint=found.folder,

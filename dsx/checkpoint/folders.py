@@ -62,6 +62,11 @@ class Checkpoint:
     def shared_folder(self) -> Path:
         return self.folder.parent.parent / SHARED / str(self.manifest.shared)
 
+    @property
+    def far(self) -> tuple[int, int, bool]:
+        """How far it is: the larger, the farther."""
+        return self.manifest.round, self.manifest.step, self.manifest.flushed
+
     def tensors(self, prefix: str) -> "StoredTensors":
         """The own part's tensors below `prefix` ("master/"), by the rest of their key."""
         return StoredTensors(self.folder, self.manifest.files, prefix)
@@ -191,7 +196,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     try:
         return Checkpoint(folder, manifest, read_manifest(shared, SharedManifest))
     except CheckpointError as error:
-        raise CheckpointError(f"{folder} lacks its shared part: {error}") from error
+        raise type(error)(f"{folder} lacks its shared part: {error}") from error
 
 
 def hold(folder: Path, cluster: str) -> None:

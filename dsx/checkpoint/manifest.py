@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dsx.errors import CheckpointError
+from dsx.errors import CheckpointError, DamagedCheckpointError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -132,11 +132,15 @@ def read_manifest(folder: Path, kind: type[Manifest]) -> Manifest:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(f"{folder} is no complete checkpoint: it has no {MANIFEST}") from None
+        raise DamagedCheckpointError(
+            f"{folder} is no complete checkpoint: it has no {MANIFEST}"
+        ) from None
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+        raise DamagedCheckpointError(f"{path} is damaged: {error}") from error
     if not isinstance(body, dict) or body.pop("crc32", None) != _checksum(body):
-        raise CheckpointError(f"{path} is damaged: its checksum is not the one that was written")
+        raise DamagedCheckpointError(
+            f"{path} is damaged: its checksum is not the one that was written"
+        )
     if body.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} has format {body.get('format')}, this version of dsx reads {FORMAT}"
@@ -144,13 +148,15 @@ def read_manifest(folder: Path, kind: type[Manifest]) -> Manifest:
     try:
         manifest = kind.model_validate(body)
     except ValidationError as error:
-        raise CheckpointError(f"{path} is not what was expected: {error}") from error
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise DamagedCheckpointError(f"{path} is damaged: {key}: {first['msg']}") from error
     for name, record in manifest.files.items():
         file = folder / name
         size = file.stat().st_size if file.exists() else None
         if size != record.bytes:
             found = "is missing" if size is None else f"has {size} bytes instead of {record.bytes}"
-            raise CheckpointError(f"{folder} is damaged: {name} {found}")
+            raise DamagedCheckpointError(f"{folder} is damaged: {name} {found}")
     return manifest
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from dsx.checkpoint.manifest import FileRecord, TensorRecord
-from dsx.errors import CheckpointError
+from dsx.errors import DamagedCheckpointError
 
 _DTYPES = {
     torch.float64: "F64",
@@ -57,15 +57,15 @@ def read_tensor(path: Path, key: str, record: TensorRecord) -> torch.Tensor:
     """One tensor of a file that `write_tensors` wrote.
 
     Raises:
-        CheckpointError: the file can't be read, or its content has changed.
+        DamagedCheckpointError: the file can't be read, or its content has changed.
     """
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             tensor: torch.Tensor = file.get_tensor(key)
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path} is damaged: {key} can't be read: {error}") from error
+        raise DamagedCheckpointError(f"{path} is damaged: {key} can't be read: {error}") from error
     if list(tensor.shape) != record.shape or zlib.crc32(_raw(tensor)) != record.crc32:
-        raise CheckpointError(
+        raise DamagedCheckpointError(
             f"{path} is damaged: the checksum of {key} is not the one that was written"
         )
     return tensor

@@ -3,9 +3,10 @@
 import argparse
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from dsx.settings import Settings, load_settings
+from dsx.settings import Implied, Settings, load_settings
 
 SECRET_VARIABLE = "DSX_SECRET_FILE"
 """Names the run secret's file where no `--secret-file` does."""
@@ -55,6 +56,35 @@ def existing_folder(text: str) -> Path:
         what = "is a file" if path.exists() else f"is not there, seen from {Path.cwd()}"
         raise argparse.ArgumentTypeError(f"is {text}, which {what}; give a folder")
     return path
+
+
+def output_file(text: str) -> Path:
+    """An argument's value as a file to write. Folders that it lies in are made with it."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"is {text}, which is a folder; give the name of a file, in it or elsewhere"
+        )
+    _require_place(path)
+    return path
+
+
+def output_folder(text: str) -> Path:
+    """An argument's value as a folder to write. Folders that it lies in are made with it."""
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"is {text}, which is a file; give a folder")
+    _require_place(path)
+    return path
+
+
+def _require_place(path: Path) -> None:
+    """Before the work is done of which it is to keep the result."""
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    if not above.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"is {path}, but {above} is a file, in which nothing can lie; choose another path"
+        )
 
 
 def add_settings_arguments(parser: argparse.ArgumentParser, required: bool = True) -> None:
@@ -110,12 +140,17 @@ def secret_file(arguments: argparse.Namespace) -> str | None:
     return arguments.secret_file or os.environ.get(SECRET_VARIABLE) or None
 
 
-def settings_from(arguments: argparse.Namespace) -> Settings:
-    """The checked settings that the arguments name. Raises `SettingsError`."""
-    return load_settings(arguments.deepspeed_config, arguments.overrides)
+def settings_from(arguments: argparse.Namespace, implied: Sequence[Implied] = ()) -> Settings:
+    """The checked settings that the arguments name. Raises `SettingsError`.
+
+    Args:
+        implied: overrides that follow from other arguments; those of `--set` win.
+    """
+    return load_settings(arguments.deepspeed_config, [*implied, *arguments.overrides])
 
 
-def settings_arguments(arguments: argparse.Namespace) -> list[str]:
-    """The same arguments again, for a process started with the same settings."""
-    overrides = [word for override in arguments.overrides for word in ("--set", override)]
+def settings_arguments(arguments: argparse.Namespace, implied: Sequence[Implied] = ()) -> list[str]:
+    """The arguments of a process that is started with the settings of `settings_from`."""
+    given = [*(one.override for one in implied), *arguments.overrides]
+    overrides = [word for override in given for word in ("--set", override)]
     return ["--deepspeed_config", arguments.deepspeed_config, *overrides]

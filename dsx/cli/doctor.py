@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what was found; 1 when something is wrong."""
+    """Print what was found; 2 when settings or arguments are wrong, 1 when anything else is."""
     from dsx.training.doctor import Row, examine
 
     if args.overrides and args.deepspeed_config is None:
@@ -46,12 +46,14 @@ def run(args: argparse.Namespace) -> int:
         try:
             settings = settings_from(args)
         except DsxError as error:
-            rows.append(Row("settings", str(error), True, "correct the file, or the --set"))
+            rows.append(Row.of_error("settings", error, "correct the file, or the --set"))
     rows += examine(settings, secret_file(args), args.coordinator, args.cluster)
     if args.json:
         print(json.dumps({"rows": [row.as_dict() for row in rows]}, indent=2))
     else:
         _print(rows)
+    if any(row.unusable for row in rows):
+        return 2
     return int(any(row.wrong for row in rows))
 
 
@@ -61,8 +63,10 @@ def _print(rows: "Sequence[Row]") -> None:
     from rich.text import Text
 
     table = Table()
-    for heading in ("", "check", "found", "what to do"):
-        table.add_column(heading)
+    table.add_column(no_wrap=True)
+    for heading in ("check", "found", "what to do"):
+        # A name or a path that is longer than its column goes on in the next line.
+        table.add_column(heading, overflow="fold")
     for row in rows:
         sign = Text("wrong", "bold red") if row.wrong else Text("ok", "green")
         table.add_row(sign, Text(row.check), Text(row.found), Text(row.fix))

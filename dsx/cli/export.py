@@ -1,9 +1,8 @@
 """`dsx export`: a run's weights as a Hugging Face checkpoint, without starting a training job."""
 
 import argparse
-from pathlib import Path
 
-from dsx.cli.common import existing_folder
+from dsx.cli.common import existing_folder, output_folder
 
 HELP = "Write a run's weights as a Hugging Face checkpoint."
 
@@ -21,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         metavar="HF_DIR",
-        type=Path,
+        type=output_folder,
         required=True,
         help="the folder to write: empty, new, or an earlier export, which is replaced",
     )

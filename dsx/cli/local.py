@@ -15,7 +15,7 @@ from dsx.cli.common import (
     settings_from,
 )
 from dsx.errors import LaunchError, SettingsError
-from dsx.settings import Settings
+from dsx.settings import Implied, Settings
 
 HELP = "Start several clusters on this machine."
 
@@ -55,10 +55,9 @@ def run(args: argparse.Namespace) -> int:
     """
     from dsx.exchange.secret import RunSecret
 
-    # Every cluster waits for all others before its first step. The user's overrides come later
-    # and win.
-    args.overrides = [f"dsx.outer.start_clusters={args.clusters}", *args.overrides]
-    settings = settings_from(args)
+    # Every cluster waits for all others before its first step.
+    start = Implied(f"dsx.outer.start_clusters={args.clusters}", f"--clusters {args.clusters}")
+    settings = settings_from(args, [start])
     _require_enough(settings, args.clusters)
     path = secret_file(args)
     secret = RunSecret.read(path) if path is not None else None
@@ -96,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     given = ["--secret-file", path] if path is not None else []
     with Coordinator("127.0.0.1:0", secret) as coordinator:
         launches = plan_launches(
-            [*settings_arguments(args), "--checked", "--resume", args.resume, *given],
+            [*settings_arguments(args, [start]), "--checked", "--resume", args.resume, *given],
             args.clusters,
             processes,
             coordinator.address,

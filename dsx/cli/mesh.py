@@ -1,7 +1,8 @@
 """`dsx mesh init`: an encrypted network for the machines of a run."""
 
 import argparse
-from pathlib import Path
+
+from dsx.cli.common import output_folder
 
 HELP = "Write WireGuard configurations that join the machines of a run."
 
@@ -20,7 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "several machines NAME=HOST:PORT,HOST:PORT, that of rank 0 first",
     )
     init.add_argument(
-        "--output", required=True, type=Path, metavar="DIR", help="a new folder, or an empty one"
+        "--output",
+        required=True,
+        type=output_folder,
+        metavar="DIR",
+        help="a new folder, or an empty one",
     )
     init.add_argument(
         "--network",

@@ -5,23 +5,31 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dsx.cli.common import add_settings_arguments, count, price, seconds
-from dsx.errors import SettingsError
+from dsx.cli.common import add_settings_arguments, count, output_file, price, seconds
+from dsx.errors import DsxError, SettingsError
 from dsx.settings import Settings
 
 HELP = "Say what a run needs and how fast it will be, before a GPU is rented."
 
 
+_USAGE = """\
+dsx plan --deepspeed_config FILE --gpus-per-cluster N --gpu NAME --link 1gbit [option ...]
+       dsx plan --deepspeed_config FILE (--figure FILE.svg | --dry-run | --validate) [option ...]"""
+"""argparse knows no argument that only some uses of a command need, and would call it optional."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = _USAGE
     add_settings_arguments(parser)
-    parser.add_argument("--clusters", type=count, default=2, metavar="N", help="default: 2")
-    parser.add_argument("--gpus-per-cluster", type=count, metavar="N")
-    parser.add_argument(
+    needed = parser.add_argument_group("needed for a plan")
+    needed.add_argument("--gpus-per-cluster", type=count, metavar="N")
+    needed.add_argument(
         "--gpu",
         metavar="NAME",
         help="as a800-40g, or memory=80gb,tflops=312,..., or a JSON file with those keys",
     )
-    parser.add_argument("--link", metavar="1gbit", help="of each cluster")
+    needed.add_argument("--link", metavar="1gbit", help="of each cluster")
+    parser.add_argument("--clusters", type=count, default=2, metavar="N", help="default: 2")
     parser.add_argument("--latency", default="0s", metavar="50ms", help="one way; default: none")
     parser.add_argument("--tokens", metavar="1t", help="of the whole run: days and cost")
     parser.add_argument("--price", type=price, metavar="USD", help="of a GPU and hour")
@@ -38,12 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--as-set", action="store_true", help="keep the settings' layout and outer settings"
     )
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the planned settings")
+    parser.add_argument(
+        "--write", type=output_file, metavar="FILE", help="write the planned settings"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     other = parser.add_argument_group("instead of a plan").add_mutually_exclusive_group()
     other.add_argument(
         "--figure",
-        type=Path,
+        type=output_file,
         metavar="FILE.svg",
         help="draw this model and three others on 2 to 64 clusters, 0.1 to 10 Gbit/s",
     )
@@ -72,7 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan, or whatever is asked for instead, and print.
 
     Raises:
-        SettingsError: settings or arguments are wrong, or nothing fits.
+        SettingsError: settings or arguments are wrong.
+        PlanError: nothing fits.
         ModelError: the model can't be split or counted.
     """
     from dsx.settings.loading import load_with_raw
@@ -103,6 +114,9 @@ def _plan(arguments: argparse.Namespace, raw: dict[str, Any], settings: Settings
         )
     if arguments.mfu is not None and not 0 < arguments.mfu <= 1:
         raise SettingsError(f"--mfu {arguments.mfu:g}: give a share above 0 and up to 1")
+
+    if arguments.write and arguments.write.exists():
+        raise DsxError(f"--write {arguments.write}: there is such a file already; name another")
 
     from dsx.planning.hardware import UTILIZATION, read_gpu
     from dsx.planning.time import Link

@@ -1,9 +1,8 @@
 """`dsx report`: a page about one run, or about several side by side."""
 
 import argparse
-from pathlib import Path
 
-from dsx.cli.common import add_runs_argument
+from dsx.cli.common import add_runs_argument, output_file
 
 HELP = "Write a self-contained HTML page about one or more runs."
 
@@ -13,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         metavar="FILE",
-        type=Path,
+        type=output_file,
         help="the page to write (default: report.html in the first run's folder)",
     )
 

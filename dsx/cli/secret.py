@@ -2,6 +2,8 @@
 
 import argparse
 
+from dsx.cli.common import output_file
+
 HELP = "Make the secret that the clusters of a run know each other by."
 
 
@@ -9,7 +11,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     new = actions.add_parser("new", help="write a new one", description="Write a new run secret.")
-    new.add_argument("file", metavar="FILE", help="a new file, which only its owner can read")
+    new.add_argument(
+        "file",
+        metavar="FILE",
+        type=output_file,
+        help="a new file, which only its owner can read",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

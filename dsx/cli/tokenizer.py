@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from dsx.cli.common import output_folder
+
 HELP = "Train a tokenizer."
 
 
@@ -23,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--vocab-size", type=int, required=True, metavar="N", help="entries of the vocabulary"
     )
-    train.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new folder")
+    train.add_argument(
+        "--output", type=output_folder, required=True, metavar="DIR", help="a new folder"
+    )
     train.add_argument(
         "--text-field", default="text", metavar="NAME", help="column with a document's text"
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dsx.compression.levels import Levels, decode_blocks, encode_blocks
-from dsx.errors import SettingsError
+from dsx.errors import LaunchError
 
 _F = TypeVar("_F", bound=Callable[..., None])
 
@@ -30,10 +30,10 @@ def compiler_available(device_type: str = "cpu") -> bool:
 
 
 def require_compiler(device_type: str) -> None:
-    """Raise SettingsError unless `torch.compile` can work for tensors on `device_type`."""
+    """Raise LaunchError unless `torch.compile` can work for tensors on `device_type`."""
     if not compiler_available(device_type):
         missing = "a C++ compiler (g++, or what CXX names)" if device_type == "cpu" else "triton"
-        raise SettingsError(
+        raise LaunchError(
             f"compiled codecs on {device_type} need {missing}, which is not installed; "
             "install it or use the eager path, which gives the same bytes"
         )

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 
+from dsx.exchange.address import Address
 from dsx.exchange.secret import RunSecret
 
 log = logging.getLogger(__name__)
@@ -30,8 +31,6 @@ DEAD_SECONDS = 10
 _CHUNK = 2**16
 _MOST_TOLD = 1000
 """Different refusals that are told; more are a flood."""
-
-Address = tuple[str, int]
 
 _claimed: ContextVar[list[str]] = ContextVar("claimed")
 """The name that whoever is about to be let in has given, before it has proved anything."""

@@ -54,11 +54,16 @@ class RunSecret:
 
     @staticmethod
     def create(path: str | Path) -> None:
-        """Write a new secret into a new file that only its owner can read.
+        """Write a new secret into a new file that only its owner can read; makes its folder, too.
 
         Raises:
             LaunchError: the file is there already, or can't be written.
         """
+        folder = Path(path).parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LaunchError(f"{folder} can't be made: {error}; choose another path") from error
         try:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError as error:

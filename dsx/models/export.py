@@ -46,32 +46,42 @@ def export_hf(
     Raises ModelError if names or shapes are not the model's, or `output` is in use.
     """
     output = Path(output)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ModelError(
-            f"the export folder {str(output)!r} is not empty; remove it or use another"
-        )
+    _require_unused(output)
     plan = ModelPlan(config)
     expected = plan.parameter_shapes | plan.buffer_shapes
     _require_names(set(expected), set(tensors))
     partial = output.with_name(output.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    skeleton = build_skeleton(config)
-    _write_configs(skeleton.lm, partial, dtype, generation_from)
-    if tokenizer_folder is not None:
-        _copy_tokenizer(tokenizer_folder, partial)
-    units: dict[str | int | None, list[str]] = {}
-    for name in expected:
-        units.setdefault(skeleton.anatomy.owner(name), []).append(name)
-    _write_shards(
-        _converted(skeleton.lm, units, tensors, expected, dtype),
-        partial,
-        max_shard_bytes,
-        sum(shape.numel() for shape in plan.parameter_shapes.values()),
-    )
+    try:
+        skeleton = build_skeleton(config)
+        _write_configs(skeleton.lm, partial, dtype, generation_from)
+        if tokenizer_folder is not None:
+            _copy_tokenizer(tokenizer_folder, partial)
+        units: dict[str | int | None, list[str]] = {}
+        for name in expected:
+            units.setdefault(skeleton.anatomy.owner(name), []).append(name)
+        _write_shards(
+            _converted(skeleton.lm, units, tensors, expected, dtype),
+            partial,
+            max_shard_bytes,
+            sum(shape.numel() for shape in plan.parameter_shapes.values()),
+        )
+    except BaseException:
+        # As large as the model, and of no use.
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     if output.exists():
         output.rmdir()
     partial.rename(output)
+
+
+def _require_unused(output: Path) -> None:
+    if output.is_dir() and not any(output.iterdir()):
+        return
+    if output.exists():
+        what = "not empty" if output.is_dir() else "a file"
+        raise ModelError(f"the export folder {str(output)!r} is {what}; remove it or use another")
 
 
 def _require_names(expected: set[str], given: set[str]) -> None:

@@ -34,6 +34,7 @@ def draw(points: Sequence[Point], path: Path) -> None:
     grid[1][0].legend(fontsize=7, frameon=False)
     methods = grid[0][0].get_legend_handles_labels()
     figure.legend(*methods, loc="outside lower center", ncols=len(_COLOURS), fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
 
 

@@ -4,11 +4,20 @@ from collections.abc import Sequence
 
 from dsx.planning.costs import ModelCosts
 from dsx.planning.hardware import RESERVED_BYTES
-from dsx.planning.layout import LayoutPlan, Machine, cluster_batch, layouts, plan_layout
+from dsx.planning.layout import (
+    Layout,
+    LayoutPlan,
+    Machine,
+    cluster_batch,
+    layouts,
+    plan_layout,
+)
 from dsx.settings.settings import Settings
 from dsx.tracking.text import bytes_text
 
 _MOST_TIMES = 8
+"""As many times the GPUs are tried; fewer GPUs than `_MOST_REPLICAS` stages of one layer, too."""
+_MOST_REPLICAS = 2
 
 
 def explain(
@@ -29,17 +38,15 @@ def explain(
         )
     gpu = machine.gpu
     nearest = min(plans, key=lambda p: (p.device_bytes > gpu.usable, p.device_bytes))
-    layout, stage = nearest.layout, nearest.costs[nearest.tightest].stage
-    where = (
-        f"{layout.stages} stages x {layout.replicas} replicas, micro-batches of "
-        f"{layout.micro_batch}" + (", layers recomputed" if layout.checkpointing else "")
-    )
+    stage = nearest.costs[nearest.tightest].stage
+    where = _in_words(nearest.layout)
+    other = _other_layout(settings, costs, gpus, machine, batch)
     if nearest.device_bytes <= gpu.usable:
         return (
-            f"the outer state does not fit the hosts: {where} needs "
+            f"the outer state does not fit the hosts: {where}, needs "
             f"{bytes_text(nearest.node_host_bytes)} on a node of {gpu.per_node} GPUs, which has "
-            f"{bytes_text(gpu.host_memory)}; take nodes with more memory (--gpu host_memory=...) "
-            "or more GPUs per cluster"
+            f"{bytes_text(gpu.host_memory)}; take "
+            f"{', or '.join([*other, 'nodes with more memory (--gpu host_memory=...)'])}"
         )
     memory = nearest.memory[nearest.tightest]
     needed = nearest.device_bytes + RESERVED_BYTES
@@ -47,22 +54,34 @@ def explain(
         f"{name} {bytes_text(getattr(memory, name))}"
         for name in ("weights", "gradients", "optimizer", "activations", "working")
     )
-    ways = [f"GPUs of {bytes_text(needed)}", *_more_gpus(settings, costs, gpus, machine, batch)]
+    ways = [*other, f"GPUs of {bytes_text(needed)} (--gpu memory=...)"]
     if settings.dsx.data.seq_len > 1024:
         ways.append(f"shorter sequences (dsx.data.seq_len is {settings.dsx.data.seq_len})")
     return (
         f"no layout fits {gpu.name}: the nearest, {where}, needs {bytes_text(needed)} on stage "
         f"{stage.index} (layers {stage.start} to {stage.stop - 1}: {parts}), and a GPU has "
-        f"{bytes_text(gpu.memory)}; use {', or '.join(ways)}"
+        f"{bytes_text(gpu.memory)}; take {', or '.join(ways)}"
     )
 
 
-def _more_gpus(
+def _other_layout(
     settings: Settings, costs: ModelCosts, gpus: int, machine: Machine, batch: int
 ) -> list[str]:
+    """The fewest GPUs that train the same batch, and how; nothing where more don't help."""
     fixed = settings.model_copy(update={"train_batch_size": batch})
-    for times in range(2, _MOST_TIMES + 1):
-        for layout in layouts(fixed, times * gpus, costs.plan.layer_count):
+    most = max(_MOST_TIMES * gpus, _MOST_REPLICAS * costs.plan.layer_count)
+    for count in range(gpus, most + 1, gpus):
+        for layout in layouts(fixed, count, costs.plan.layer_count):
             if plan_layout(fixed, costs, layout, machine).fits:
-                return [f"{times * gpus} GPUs per cluster"]
+                how = f"{count} GPUs per cluster"
+                if count == gpus:  # only `--as-set` has kept the planner from it
+                    how = "the layout without --as-set"
+                return [f"{how} ({_in_words(layout)})"]
     return []
+
+
+def _in_words(layout: Layout) -> str:
+    return (
+        f"{layout.stages} stages x {layout.replicas} replicas, micro-batches of "
+        f"{layout.micro_batch}" + (", layers recomputed" if layout.checkpointing else "")
+    )

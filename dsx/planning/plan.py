@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dsx.errors import SettingsError
+from dsx.errors import PlanError, SettingsError
 from dsx.models.config import load_config
 from dsx.models.plan import ModelPlan
 from dsx.planning.costs import ModelCosts
@@ -81,7 +81,8 @@ class Planner:
         """The fastest layout that fits, with outer settings that hide on the link.
 
         Raises:
-            SettingsError: nothing fits, or the batch can't be dealt out; it says what to change.
+            SettingsError: `as_set`, and the settings' layout is none of so many GPUs.
+            PlanError: nothing fits, or the batch can't be dealt out; it says what to change.
             ModelError: the model can't be split or counted.
         """
         return self.complete(request, self.layout(request))
@@ -131,7 +132,7 @@ class Planner:
         plans = [plan_layout(settings, self.costs, option, machine) for option in options]
         fitting = [plan for plan in plans if plan.fits]
         if not fitting:
-            raise SettingsError(explain(settings, self.costs, plans, request.gpus, machine))
+            raise PlanError(explain(settings, self.costs, plans, request.gpus, machine))
         return min(fitting, key=lambda plan: (plan.step.seconds, plan.device_bytes))
 
     def outer(self, request: Request, chosen: LayoutPlan) -> OuterPlan:
@@ -156,7 +157,7 @@ class Planner:
         hidden = [option for option in (as_set, *options) if option.hides]
         if not hidden:
             least = min([as_set, *options], key=lambda option: option.exchange_seconds)
-            raise SettingsError(
+            raise PlanError(
                 f"an exchange takes {least.exchange_seconds:,.3g} s at the fewest bits "
                 f"({least.traffic.bytes / 1e6:,.3g} MB a round) and an inner step "
                 f"{chosen.step.seconds:.3g} s: no round of up to 500 steps hides it; raise the "

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from dsx.errors import SettingsError
+from dsx.errors import PlanError
 from dsx.planning.hardware import GPUS, Gpu
 from dsx.planning.plan import Plan, Planner, Request
 from dsx.planning.quality import label
@@ -73,7 +73,7 @@ def points(
     """Every scenario with every number of clusters and every rate. `raw`: a whole settings file.
 
     Raises:
-        SettingsError: a model fits its clusters with no layout.
+        PlanError: a model fits its clusters with no layout.
     """
     out = []
     for scenario in scenarios(raw["dsx"]["name"]):
@@ -86,7 +86,7 @@ def points(
                 asked = replace(first, clusters=count, link=Link(rate, LATENCY))
                 try:
                     plan = planner.complete(asked, layout)
-                except SettingsError:
+                except PlanError:
                     plan = None
                 out.append(Point(scenario, count, rate, plan))
     return out

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dsx.errors import DsxError
 from dsx.planning.plan import Plan
 from dsx.settings.loading import parse_settings
 
@@ -43,7 +42,8 @@ def planned_settings(raw: dict[str, Any], plan: Plan) -> dict[str, Any]:
 
 
 def write_settings(path: Path, raw: dict[str, Any], plan: Plan) -> None:
-    """Write `planned_settings` to a file that is not there yet. Raises DsxError if it is."""
-    if path.exists():
-        raise DsxError(f"--write {path}: there is such a file already; name another")
-    path.write_text(json.dumps(planned_settings(raw, plan), indent=2) + "\n", encoding="utf-8")
+    """Write `planned_settings` to a new file. Raises FileExistsError where it is not new."""
+    text = json.dumps(planned_settings(raw, plan), indent=2) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)

@@ -5,6 +5,7 @@
 
 from dsx.settings.checks import check_layout
 from dsx.settings.loading import load_settings, parse_settings
+from dsx.settings.problems import Implied
 from dsx.settings.settings import Settings
 
-__all__ = ["Settings", "check_layout", "load_settings", "parse_settings"]
+__all__ = ["Implied", "Settings", "check_layout", "load_settings", "parse_settings"]

@@ -122,6 +122,7 @@ def _clusters(settings: Settings) -> list[Problem]:
         Problem(
             "dsx.outer.start_clusters",
             f"is {outer.start_clusters}, fewer than the {outer.min_clusters} clusters a round "
-            f"needs (dsx.outer.min_clusters); set it to at least {outer.min_clusters}",
+            f"needs (dsx.outer.min_clusters); set it to at least {outer.min_clusters}, or "
+            f"min_clusters to at most {outer.start_clusters}",
         )
     ]

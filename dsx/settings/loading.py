@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,12 +9,19 @@ from pydantic import ValidationError
 
 from dsx.errors import SettingsError
 from dsx.settings.checks import cross_field_problems
-from dsx.settings.problems import settings_error, show, translate
+from dsx.settings.problems import (
+    Implied,
+    Overrides,
+    key_and_value,
+    settings_error,
+    show,
+    translate,
+)
 from dsx.settings.settings import Settings
 from dsx.settings.tree import blocks_at
 
 
-def load_settings(path: str | Path, overrides: Sequence[str] = ()) -> Settings:
+def load_settings(path: str | Path, overrides: Overrides = ()) -> Settings:
     """The settings in the JSON file at `path`, with `overrides` applied and all checks done.
 
     An override is `dotted.key=VALUE`; VALUE is read as JSON where it is JSON, else as text.
@@ -24,18 +30,21 @@ def load_settings(path: str | Path, overrides: Sequence[str] = ()) -> Settings:
     return load_with_raw(path, overrides)[1]
 
 
-def load_with_raw(
-    path: str | Path, overrides: Sequence[str] = ()
-) -> tuple[dict[str, Any], Settings]:
+def load_with_raw(path: str | Path, overrides: Overrides = ()) -> tuple[dict[str, Any], Settings]:
     """What `load_settings` gives, behind the JSON that it came from, overrides included."""
     raw = read_json(path)
     for override in overrides:
-        apply_override(raw, override)
+        try:
+            apply_override(raw, key_and_value(override))
+        except SettingsError:
+            # What the file has in the place of a block is told by the check of the whole of it.
+            if not isinstance(override, Implied):
+                raise
     return raw, parse_settings(raw, str(path), overrides)
 
 
 def parse_settings(
-    raw: dict[str, Any], source: str = "settings", overrides: Sequence[str] = ()
+    raw: dict[str, Any], source: str = "settings", overrides: Overrides = ()
 ) -> Settings:
     """`raw` (the parsed JSON of a whole file) as checked `Settings`.
 

@@ -23,12 +23,30 @@ class Problem:
         return f"{self.key}: {self.text}" if self.key else self.text
 
 
+@dataclass(frozen=True)
+class Implied:
+    """An override that no `--set` says, as it follows from another argument."""
+
+    override: str
+    """`KEY=VALUE`."""
+    argument: str
+    """As it was typed: `--clusters 2`."""
+
+
+Overrides = Sequence[str | Implied]
+"""In the order in which they apply; a plain `KEY=VALUE` is that of a `--set`."""
+
+
+def key_and_value(override: str | Implied) -> str:
+    return override.override if isinstance(override, Implied) else override
+
+
 def settings_error(
-    source: str, problems: Sequence[Problem], overrides: Sequence[str] = ()
+    source: str, problems: Sequence[Problem], overrides: Overrides = ()
 ) -> SettingsError:
     """One error that lists all `problems` of the settings in `source`, a line each.
 
-    Those that come of one of the `overrides` (`KEY=VALUE`) name it.
+    Those that come of one of the `overrides` name it.
     """
     set_by = {problem: _set_by(problem.key, overrides) for problem in problems}
     if len(problems) == 1:
@@ -41,12 +59,12 @@ def settings_error(
     return SettingsError(f"{source}: {len(problems)} problems{''.join(lines)}")
 
 
-def _set_by(key: str, overrides: Sequence[str]) -> str:
-    """The last override that has set `key` or a block around it, as it was typed; else empty."""
+def _set_by(key: str, overrides: Overrides) -> str:
+    """The last argument that has set `key` or a block around it, as it was typed; else empty."""
     for override in reversed(overrides):
-        path = override.partition("=")[0].strip()
+        path = key_and_value(override).partition("=")[0].strip()
         if key == path or key.startswith((f"{path}.", f"{path}[")):
-            return f"--set {override}"
+            return override.argument if isinstance(override, Implied) else f"--set {override}"
     return ""
 
 
@@ -100,7 +118,7 @@ def _key_of(loc: Sequence[int | str], raw: object, missing: bool) -> tuple[str, 
     return tuple(path)
 
 
-_EXPECTED = {
+EXPECTED = {
     "int_type": "an integer",
     "int_from_float": "an integer",
     "float_type": "a number",
@@ -113,6 +131,7 @@ _EXPECTED = {
     "model_type": "a JSON object {...}",
     "model_attributes_type": "a JSON object {...}",
 }
+"""By pydantic's name of what is wrong."""
 _LIMITS = {
     "greater_than": ("greater than", "gt"),
     "greater_than_equal": ("at least", "ge"),
@@ -128,8 +147,8 @@ def _explain(item: Any, key: tuple[str, ...], raw: object, model: type[Block]) -
         return explain_unknown(model, key, raw)
     if kind in ("missing", "union_tag_not_found"):
         return _explain_missing(key, raw, model)
-    if kind in _EXPECTED:
-        return f"is {show(value)}; {_WANTED}{_EXPECTED[kind]}{_type_advice(value)}"
+    if kind in EXPECTED:
+        return f"is {show(value)}; {_WANTED}{EXPECTED[kind]}{_type_advice(value)}"
     if kind in _LIMITS:
         words, name = _LIMITS[kind]
         return f"is {show(value)}; it must be {words} {context[name]:g}"

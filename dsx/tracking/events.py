@@ -15,11 +15,19 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
+
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from dsx.errors import TrackingError
+from dsx.settings.problems import EXPECTED, show
 
 METRICS_PATTERN = "metrics-*.jsonl"
+
+
+Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+"""JSON has no NaN."""
 
 
 def metrics_path(run_dir: Path | str, cluster: str) -> Path:
@@ -58,14 +66,14 @@ class InnerEvent:
     where a slower one makes fewer in a round)."""
     round: int
     """Rounds committed when the step was made, from 0."""
-    loss: float
+    loss: Number
     """Mean training loss of the step's tokens, nats per token."""
-    lr: float
-    grad_norm: float
+    lr: Number
+    grad_norm: Number
     """Norm of the whole model's gradient before clipping; NaN where it was not measured."""
     tokens: int
     """Tokens that this cluster has trained on since the start of the run."""
-    tokens_per_second: float
+    tokens_per_second: Number
     """This cluster's tokens of the step over its wall-clock seconds."""
 
 
@@ -83,14 +91,14 @@ class OuterEvent:
     bytes_sent: int
     """Bytes that all ranks of this cluster sent to other clusters for this round."""
     bytes_received: int
-    exchange_seconds: float
+    exchange_seconds: Number
     """From the first byte to the average, overlapped with inner steps or not."""
-    blocked_seconds: float
+    blocked_seconds: Number
     """How long inner steps stood still for this round's exchange and outer step."""
     local_steps: int
     """Inner steps that this cluster made in the round (H, or fewer where it is slower)."""
     codec: str
-    pseudo_gradient_norm: float
+    pseudo_gradient_norm: Number
     shared_digest: str
     """Digest of the shared weights after the outer step: equal on all participants."""
     tokens_total: int
@@ -99,11 +107,11 @@ class OuterEvent:
     """Of the low-rank codec of matrices; 0: another codec."""
     delay: int = 0
     """Inner steps between the boundary and the arrival of the average."""
-    relative_error: float = math.nan
+    relative_error: Number = math.nan
     """||v - decode(encode(v))|| / ||v||: what the codec lost."""
-    residual_ratio: float = math.nan
+    residual_ratio: Number = math.nan
     """Norm of the error feedback over that of the averaged pseudo-gradient."""
-    cosine: float = math.nan
+    cosine: Number = math.nan
     """Between this cluster's pseudo-gradient and the average."""
 
 
@@ -118,7 +126,7 @@ class EvalEvent:
     """Inner steps finished."""
     round: int
     """Rounds committed."""
-    loss: float
+    loss: Number
     """Mean held-out loss, nats per token."""
     weights: Literal["shared", "local"]
 
@@ -151,6 +159,10 @@ KINDS: dict[str, type[Event]] = {
 }
 
 
+_READ: dict[str, TypeAdapter[Event]] = {kind: TypeAdapter(cls) for kind, cls in KINDS.items()}
+_WAY_OUT = "remove or repair it"
+
+
 def to_line(event: Event) -> str:
     """The event as one line of JSON, newline included.
 
@@ -166,36 +178,38 @@ def to_line(event: Event) -> str:
         ) from error
 
 
-def from_record(record: dict[str, Any]) -> Event | None:
-    """The event that a parsed line holds; None for a kind that this version doesn't know.
-
-    Raises `TrackingError` when a key of the kind is missing.
-    """
-    cls = KINDS.get(str(record.get("kind")))
-    if cls is None:
-        return None
-    known: dict[str, Any] = {}
-    for member in dataclasses.fields(cls):
-        if member.name in record:
-            value = record[member.name]
-            known[member.name] = math.nan if value is None and member.type is float else value
-        elif member.default is dataclasses.MISSING:
-            raise TrackingError(f"a {cls.kind!r} line has no {member.name!r}")
-    return cls(**known)
-
-
 def parse_line(line: str, where: str) -> Event | None:
-    """The event on a line. Raises `TrackingError`, naming `where`, when it is not one."""
+    """The event on a line; None for a kind that this version doesn't know.
+
+    Raises `TrackingError`, naming `where` and what is wrong there, when it is no event.
+    """
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise TrackingError(f"{where} is not JSON ({error}); remove or repair it") from error
+        raise TrackingError(f"{where} is not JSON ({error}); {_WAY_OUT}") from error
     if not isinstance(record, dict):
-        raise TrackingError(f"{where} is not a JSON object; remove or repair it")
+        raise TrackingError(f"{where} is {show(record)}, not a JSON object; {_WAY_OUT}")
+    kind = record.get("kind")
+    if not isinstance(kind, str):
+        said = f"its 'kind' is {show(kind)}" if "kind" in record else "it has no 'kind'"
+        raise TrackingError(
+            f"{where} is no line of a run: {said}; expected one of {', '.join(KINDS)}; {_WAY_OUT}"
+        )
+    if kind not in KINDS:
+        return None
     try:
-        return from_record(record)
-    except TrackingError as error:
-        raise TrackingError(f"{where}: {error}; remove or repair it") from error
+        return _READ[kind].validate_json(line, strict=True)
+    except ValidationError as error:
+        first = _explain(error.errors(include_url=False)[0])
+        raise TrackingError(f"{where}: a {kind!r} line {first}; {_WAY_OUT}") from error
+
+
+def _explain(item: ErrorDetails) -> str:
+    key = ".".join(map(str, item["loc"]))
+    if item["type"] == "missing":
+        return f"has no {key!r}"
+    expected = item.get("ctx", {}).get("expected") or EXPECTED.get(item["type"]) or item["msg"]
+    return f"has {show(item['input'])} as {key!r}, expected {expected}"
 
 
 def read_file(path: Path) -> list[Event]:

@@ -24,9 +24,9 @@ def print_summary(run_dir: Path | str, console: Console | None = None) -> RunSum
 
 def _clusters(summary: RunSummary) -> Table:
     table = Table(title=Text(summary.name), title_justify="left", title_style="bold")
-    table.add_column("cluster")
+    table.add_column("cluster", overflow="fold")
     for heading in ("steps", "first loss", "last loss", "tokens", "sent", "blocked"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     for cluster in summary.clusters:
         table.add_row(
             Text(cluster.name),
@@ -42,6 +42,8 @@ def _clusters(summary: RunSummary) -> Table:
 
 def _totals(summary: RunSummary) -> Table:
     grid = Table.grid(padding=(0, 2))
+    for _ in ("what", "how much"):
+        grid.add_column(overflow="fold")
     if summary.shared_eval_loss is not None:
         loss = number_text(summary.shared_eval_loss)
         if summary.bits_per_byte is not None:

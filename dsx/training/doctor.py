@@ -16,11 +16,12 @@ import psutil
 from dsx import __version__
 from dsx.cluster.launch import deepspeed_command, usable_cores, visible_gpus
 from dsx.data.corpus import HubCorpus, find_corpus
-from dsx.errors import DsxError
+from dsx.errors import DsxError, SettingsError
+from dsx.exchange.address import read_coordinator
 from dsx.exchange.secret import RunSecret, require_secret
 from dsx.settings import Settings
 from dsx.settings.dsx_block import TrainTokenizer
-from dsx.training.meeting import read_address, wait_for
+from dsx.training.meeting import wait_for
 
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets", "torchft", "cryptography", "wandb")
 ALL_INTERFACES = {"0.0.0.0", "::"}
@@ -37,6 +38,16 @@ class Row:
     wrong: bool = False
     fix: str = ""
     """What to do about it; "" where nothing is wrong."""
+    unusable: bool = False
+    """The settings or an argument are what is wrong, whatever the machine."""
+
+    @classmethod
+    def of_error(cls, check: str, error: DsxError, fix: str | None = None) -> "Row":
+        """`fix`: None where the error says what to do behind its first semicolon."""
+        found, advice = str(error), fix
+        if advice is None:
+            found, _, advice = found.partition("; ")
+        return cls(check, found, True, advice, isinstance(error, SettingsError))
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -64,8 +75,7 @@ def _guarded(check: str, look: Callable[[], str]) -> Row:
     try:
         return Row(check, look())
     except DsxError as error:
-        found, _, advice = str(error).partition("; ")
-        return Row(check, found, True, advice)
+        return Row.of_error(check, error)
 
 
 def _software() -> Iterator[Row]:
@@ -117,7 +127,7 @@ def _secret(path: str | None) -> tuple[RunSecret | None, Row]:
 
 
 def _coordinator(url: str, secret: RunSecret | None, cluster: str) -> str:
-    address = read_address(url)
+    address = read_coordinator(url)
     require_secret(secret, address[0], "--coordinator")
     wait_for(address, _REACH_SECONDS, secret, cluster)
     seconds = []

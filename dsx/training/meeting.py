@@ -5,11 +5,11 @@ import socket
 import ssl
 import time
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from torch.distributed import TCPStore
 
 from dsx.errors import ExchangeError, ExchangeRefused, SettingsError
+from dsx.exchange.address import read_coordinator
 from dsx.exchange.authenticated import AuthenticatedExchange
 from dsx.exchange.interface import Council, Exchange
 from dsx.exchange.relay import Relay, server_name, tls_context
@@ -72,7 +72,7 @@ def meet(
     opened, problem = None, None
     if rank == 0:
         try:
-            address = read_address(coordinator)
+            address = read_coordinator(coordinator)
             wait_for(address, connect_seconds, secret, cluster)
             host = bind_host or _own_address(address)
             store = open_store(host)
@@ -87,29 +87,15 @@ def meet(
     host, port = opened
     place = ClusterAddress(cluster, rank, world_size, host, port)
     # The other ranks may be on other machines, where rank 0's address is not to be had.
-    own = host if rank == 0 else _own_address(read_address(coordinator))
+    own = host if rank == 0 else _own_address(read_coordinator(coordinator))
     if rank == 0 and secret is not None:
-        relay = Relay(("127.0.0.1", 0), read_address(coordinator), secret, cluster)
+        relay = Relay(("127.0.0.1", 0), read_coordinator(coordinator), secret, cluster)
         coordinator = f"http://127.0.0.1:{relay.port}"
     exchange: Exchange
     exchange = TorchftExchange(place, coordinator, council, own, timeout_seconds, connect_seconds)
     if secret is not None:
         exchange = AuthenticatedExchange(exchange, secret)
     return Meeting(exchange, store, relay)
-
-
-def read_address(coordinator: str) -> tuple[str, int]:
-    """Host and port of `http://HOST:PORT`. Raises SettingsError."""
-    parts = urlsplit(coordinator)
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port = None, None
-    if parts.scheme != "http" or host is None or port is None:
-        raise SettingsError(
-            f"--coordinator is {coordinator!r}; give an address like http://127.0.0.1:29510"
-        )
-    return host, port
 
 
 def wait_for(

@@ -7,7 +7,7 @@ from typing import Any
 
 from dsx.data.prepare import prepare
 from dsx.data.prepared import PreparedData
-from dsx.errors import ModelError, SettingsError
+from dsx.errors import LaunchError, ModelError
 from dsx.models.config import load_config
 from dsx.models.partition import StageRange
 from dsx.models.plan import ModelPlan
@@ -80,7 +80,7 @@ def _require_writable(run_dir: str) -> None:
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        raise SettingsError(
+        raise LaunchError(
             f"dsx.run_dir is {run_dir!r}, where nothing can be written ({error.strerror}: "
             f"{error.filename}); choose another folder, or make this one writable"
         ) from error

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from dsx.checkpoint.choosing import Choice, choose
+from dsx.checkpoint.damage import advised, older
 from dsx.checkpoint.export import TOKENIZER
 from dsx.checkpoint.folders import Checkpoint, RunFolder
 from dsx.checkpoint.generators import generator_states, restore_generators, seed_generators
@@ -90,6 +91,21 @@ class RunSaver:
         seed_generators(f"{self._dsx.seed} {self._cluster} {self._engine.rank}")
         if checkpoint is None:
             return
+        with advised("--resume", lambda: self._older(checkpoint)):
+            self._restore_own(checkpoint, outer)
+        ahead = self._choice.ahead if self._choice is not None else None
+        if outer is not None and ahead is not None:
+            assert ahead.shared is not None
+            with advised("--resume", lambda: [checkpoint]):
+                outer.take_over(
+                    ahead.shared_tensors(""), Progress.model_validate(ahead.shared.progress)
+                )
+        self._engine.agreement.barrier()
+        if self._engine.rank == 0:
+            for read in self._read(self._choice):
+                self._folder_of(read).release(read, self._cluster)
+
+    def _restore_own(self, checkpoint: Checkpoint, outer: OuterEngine | None) -> None:
         weights = self._engine.weights
         names = list(weights.shapes())
         masters: Mapping[str, torch.Tensor]
@@ -106,16 +122,10 @@ class RunSaver:
             restore_generators(states)
         if outer is not None:
             outer.restore(self._snapshot(checkpoint, names))
-            if self._choice is not None and self._choice.ahead is not None:
-                shared = self._choice.ahead.shared
-                assert shared is not None
-                outer.take_over(
-                    self._choice.ahead.shared_tensors(""), Progress.model_validate(shared.progress)
-                )
-        self._engine.agreement.barrier()
-        if self._engine.rank == 0:
-            for read in self._read(self._choice):
-                self._folder_of(read).release(read, self._cluster)
+
+    def _older(self, checkpoint: Checkpoint) -> list[Checkpoint]:
+        cluster = checkpoint.manifest.cluster
+        return older(checkpoint, self._folder_of(checkpoint).list(cluster).complete)
 
     @property
     def position(self) -> int:

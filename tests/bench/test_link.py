@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dsx.bench.link.bench import LinkBench, run_link_bench
 from dsx.bench.link.methods import build_methods
 from dsx.bench.namespaces import OWNER
 from dsx.errors import SettingsError
@@ -93,6 +94,12 @@ def owner_of(process: psutil.Process) -> str | None:
     except psutil.Error:
         return None
     return str(mark) if mark else None
+
+
+def test_a_setting_of_a_method_that_is_refused_names_the_method(tmp_path: Path) -> None:
+    bench = LinkBench(settings_file(tmp_path), methods=["diloco-fp32"], diloco_steps=0)
+    with pytest.raises(SettingsError, match=r"^--methods diloco-fp32: dsx\.outer\.local_steps"):
+        run_link_bench(bench)
 
 
 def test_a_method_that_there_is_not_is_refused_with_those_that_there_are(tmp_path: Path) -> None:

@@ -133,8 +133,21 @@ def test_a_run_of_which_every_checkpoint_is_damaged_is_no_fresh_start(tmp_path: 
     with pytest.raises(CheckpointError, match=str(folder)):
         choose(tmp_path, "c0", "auto")
     (folder / MANIFEST).unlink()
-    with pytest.raises(CheckpointError, match=f"{folder} is no complete checkpoint"):
+    (save(tmp_path, step=20) / MANIFEST).write_text("{")
+    with pytest.raises(CheckpointError) as refused:
         choose(tmp_path, "c0", "auto")
+    head, first, second, way_on = str(refused.value).splitlines()
+    assert head == f"{folder.parent} has no usable checkpoint:"
+    assert first == f"  {folder} is no complete checkpoint: it has no {MANIFEST}"
+    assert second.startswith(f"  {folder.parent}/step-00000020/{MANIFEST} is damaged: ")
+    assert way_on.startswith("  start from another with --resume PATH")
+
+
+def test_a_damaged_path_is_told_with_the_one_to_take_instead(tmp_path: Path) -> None:
+    older, newer = save(tmp_path, step=10), save(tmp_path, step=20)
+    (newer / MANIFEST).write_text("{}")
+    with pytest.raises(CheckpointError, match=f"take another: --resume .*{older.name}"):
+        choose(tmp_path, "c0", str(newer))
 
 
 def test_an_export_tells_which_newer_checkpoint_it_leaves_out(

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dsx.checkpoint.export import ORIGIN, export_run
-from dsx.checkpoint.folders import RunFolder
+from dsx.checkpoint.folders import RunFolder, open_checkpoint, rank_file
 from dsx.cli.main import main
 from dsx.errors import CheckpointError, ModelError
 from dsx.models.export import export_hf
@@ -100,11 +100,75 @@ def test_a_run_without_a_checkpoint_is_named(tmp_path: Path) -> None:
         export_run(tmp_path, tmp_path / "out")
 
 
+@pytest.fixture
+def copying(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints of a made-up model: all is read, and nothing made of it."""
+
+    def read_all(
+        config: Any, tensors: Any, tokenizer: Any, output: Path, *_: Any, **__: Any
+    ) -> None:
+        dict(tensors)
+        output.mkdir()
+
+    monkeypatch.setattr("dsx.checkpoint.export.export_hf", read_all)
+    monkeypatch.setattr("dsx.checkpoint.export.config_from_dict", lambda config: config)
+
+
+def save_made_up(run: Path, step: int, **options: Any) -> Path:
+    return save(run, step=step, settings={"dsx": {"model": {"init": "random"}}}, **options)
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("with_others", [False, True])
+def test_damage_that_shows_when_it_is_read_is_told_with_the_checkpoint_to_take_instead(
+    tmp_path: Path, copying: None, capsys: pytest.CaptureFixture[str], with_others: bool
+) -> None:
+    older = save_made_up(tmp_path, 10, round_=1 if with_others else None)
+    newer = save_made_up(tmp_path, 20, round_=2 if with_others else None)
+    weights = open_checkpoint(newer).shared_folder if with_others else newer
+    flip_a_bit(weights / rank_file(0))
+    words = ["export", "--run", str(tmp_path), "--output", str(tmp_path / "out")]
+    assert main(words) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert "is damaged: the checksum of" in told[0]
+    assert told[1:] == [f"  take another: --checkpoint {older}"]
+
+    assert main([*words, "--checkpoint", str(older)]) == 0
+    shutil.rmtree(older)
+    assert main(words) == 1
+    assert "there is none to take instead" in capsys.readouterr().err
+
+
+def test_an_export_without_a_tokenizer_says_so(
+    tmp_path: Path, copying: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_made_up(tmp_path, 10)
+    export_run(tmp_path, tmp_path / "out")
+    (told,) = caplog.messages
+    assert told.startswith(f"{tmp_path}/tokenizer is not there, so {tmp_path}/out has no tokenizer")
+    caplog.clear()
+    (tmp_path / "tokenizer").mkdir()
+    export_run(tmp_path, tmp_path / "out")
+    assert caplog.messages == []
+
+
 def test_a_damaged_checkpoint_is_no_export(tmp_path: Path) -> None:
     saved = save(tmp_path)
     (saved / "manifest.json").write_text("{")
-    with pytest.raises(CheckpointError, match=str(saved)):
+    other = save(tmp_path, step=20)
+    (other / "manifest.json").unlink()
+    with pytest.raises(CheckpointError) as refused:
         export_run(tmp_path, tmp_path / "out")
+    head, first, second, way_on = str(refused.value).splitlines()
+    assert head == f"{tmp_path} holds no complete checkpoint:"
+    assert first.startswith(f"  {saved}/manifest.json is damaged")
+    assert second == f"  {other} is no complete checkpoint: it has no manifest.json"
+    assert "--checkpoint" in way_on
     with pytest.raises(CheckpointError, match=str(saved)):
         export_run(tmp_path, tmp_path / "out", checkpoint=saved)
     assert not (tmp_path / "out").exists()

@@ -131,6 +131,22 @@ def test_wrong_settings_are_refused_before_anything_is_started(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"dsx.outer.min_clusters": 3}, r"^--clusters 2: dsx\.outer\.start_clusters: is 2, fewer"),
+        ({"dsx.outer": 3}, r"settings\.json: dsx\.outer: is 3; expected a JSON object"),
+        ({"dsx": 3}, r"settings\.json: dsx: is 3; expected a JSON object"),
+    ],
+)
+def test_no_set_is_blamed_that_nobody_has_typed(
+    tmp_path: Path, changes: dict[str, object], said: str
+):
+    with pytest.raises(SettingsError, match=said) as refused:
+        call("--deepspeed_config", str(written(tmp_path, changed(**changes))))
+    assert "--set" not in str(refused.value)
+
+
 @pytest.mark.parametrize("count", ["0", "-1", "two"])
 def test_a_number_of_clusters_below_one_is_wrong_usage(settings: Path, count: str):
     with pytest.raises(SystemExit):

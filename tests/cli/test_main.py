@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import socket
 import subprocess
 import sys
 import types
@@ -112,6 +113,40 @@ def test_a_run_that_is_not_there_is_a_wrong_argument_and_told_as_one(
     assert "is notes.txt, which is a file" in capsys.readouterr().err
 
 
+PLAN = "plan --deepspeed_config settings.json"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("report --run folder --output folder", "is folder, which is a folder"),
+        ("secret new folder", "is folder, which is a folder"),
+        (f"{PLAN} --write folder", "is folder, which is a folder"),
+        (f"{PLAN} --figure file/x.svg", "is file/x.svg, but TMP/file is a file"),
+        ("secret new file/a/secret", "is file/a/secret, but TMP/file is a file"),
+        ("export --run folder --output file", "is file, which is a file"),
+        ("export --run folder --output file/hf", "is file/hf, but TMP/file is a file"),
+        ("mesh init --clusters a=h:1 b=h:2 --output file", "is file, which is a file"),
+        ("tokenizer train --input x --vocab-size 300 --output file", "is file, which is a file"),
+    ],
+)
+def test_an_output_that_can_not_be_is_told_before_the_work(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    words: str,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+
+    with pytest.raises(SystemExit) as end:
+        main.main(words.split())
+    assert end.value.code == 2
+    assert said.replace("TMP", str(tmp_path)) in capsys.readouterr().err
+
+
 def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, RuntimeError("a fault of ours"))
 
@@ -155,6 +190,35 @@ def test_help_and_version_import_no_command_and_no_heavy_library() -> None:
     assert first == f"dsx {dsx.__version__}"
     assert modules == "['dsx', 'dsx.cli', 'dsx.cli.main', 'dsx.errors']"
     assert heavy == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("cli.main coordinator --bind 29510", 2, "give HOST:PORT"),
+        ("cli.main coordinator --bind 0.0.0.0:0", 2, "there is no run secret"),
+        ("cli.main coordinator --bind 127.0.0.1:TAKEN", 1, "a port that is free"),
+        ("train --deepspeed_config FILE --coordinator 127.0.0.1:29510", 2, "give an address like"),
+        ("train --deepspeed_config FILE --coordinator http://10.0.0.1:9", 2, "no run secret"),
+    ],
+)
+def test_a_wrong_address_is_refused_before_a_heavy_library_is_imported(
+    tmp_path: Path, words: str, code: int, said: str
+) -> None:
+    program = (
+        "import importlib, sys\n"
+        "code = importlib.import_module('dsx.' + sys.argv[1]).main(sys.argv[2:])\n"
+        "heavy = {'torch', 'torchft', 'transformers', 'deepspeed'}\n"
+        "print(code, sorted(heavy & set(sys.modules)))\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = words.replace("TAKEN", str(taken.getsockname()[1]))
+        words = words.replace("FILE", str(written(tmp_path, valid())))
+        command = [sys.executable, "-c", program, *words.split()]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert said in done.stderr
+    assert done.stdout == f"{code} []\n"
 
 
 def command_sources() -> dict[str, ast.Module]:

@@ -51,7 +51,7 @@ def test_a_run_folder_in_which_nothing_can_be_written_is_told(
     (tmp_path / "file").write_text("")
     path = written(tmp_path, changed(**{"dsx.run_dir": str(tmp_path / "file" / "run")}))
     code, said = call(capsys, "--deepspeed_config", str(path))
-    assert code == 2
+    assert code == 1
     assert f"dsx.run_dir is '{tmp_path}/file/run', where nothing can be written" in said
     assert "Not a directory" in said
 

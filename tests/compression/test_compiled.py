@@ -7,7 +7,7 @@ import torch
 
 from dsx.compression import compiling
 from dsx.compression.build import build_quantizer
-from dsx.errors import SettingsError
+from dsx.errors import LaunchError
 from dsx.settings.codec_block import Int4Codec
 
 
@@ -39,6 +39,6 @@ def test_int4_compiled_gives_the_bytes_of_the_eager_path():
 @pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_compiling_is_refused_and_eager_works():
     flat = torch.randn(1000)
-    with pytest.raises(SettingsError, match="C\\+\\+ compiler"):
+    with pytest.raises(LaunchError, match="C\\+\\+ compiler"):
         build_quantizer(Int4Codec(), compiled=True).encode(flat)
     assert build_quantizer(Int4Codec()).encode(flat).numel() == 516

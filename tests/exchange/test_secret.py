@@ -103,7 +103,7 @@ def test_what_only_this_machine_reaches_is_known(host: str, expected: bool) -> N
 def test_the_command_makes_one_and_refuses_to_replace_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "secret"
+    path = tmp_path / "keys" / "of-the-run" / "secret"
     assert main.main(["secret", "new", str(path)]) == 0
     printed = capsys.readouterr()
     assert str(path) in printed.out

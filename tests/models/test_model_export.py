@@ -141,8 +141,10 @@ def test_wrong_tensors_and_used_folders_are_refused(tmp_path: Path) -> None:
         export(tensors | {"model.norm.weight": torch.zeros(31)})
     with pytest.raises(ModelError, match=r"no tokenizer can be read from '.*nowhere'"):
         export_hf(config, tensors, tmp_path / "nowhere", tmp_path / "out", torch.float32)
-    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob("out*"))
     (tmp_path / "used").mkdir()
     (tmp_path / "used/file").touch()
     with pytest.raises(ModelError, match="used' is not empty"):
         export(tensors, "used")
+    with pytest.raises(ModelError, match="used/file' is a file"):
+        export(tensors, "used/file")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from dsx.cli.main import main
-from dsx.errors import SettingsError
+from dsx.errors import PlanError, SettingsError
 from dsx.planning.hardware import GPUS, read_gpu
 from dsx.planning.plan import Plan, Planner, Request
 from dsx.planning.report import tables
@@ -107,19 +108,55 @@ def test_what_does_not_fit_is_told_with_the_stage_and_the_ways_out(
     planner: Planner, request_: Request
 ) -> None:
     small = replace(GPU, memory=1.53e9)
-    with pytest.raises(SettingsError, match=r"on stage \d .*use GPUs of .* GPUs per cluster"):
+    with pytest.raises(PlanError, match=r"on stage \d .*take \d+ GPUs per cluster .*or GPUs of "):
         planner.plan(replace(request_, gpus=2, gpu=small))
-    with pytest.raises(SettingsError, match="host_memory"):
+    with pytest.raises(PlanError, match="host_memory"):
         planner.plan(replace(request_, gpu=replace(GPU, host_memory=1e6)))
     odd = request_.settings.model_copy(update={"train_batch_size": 7})
-    with pytest.raises(SettingsError, match="multiple of 16"):
+    with pytest.raises(PlanError, match="multiple of 16"):
         planner.plan(replace(request_, settings=odd, gpus=16))
+    with pytest.raises(PlanError, match="no round of up to 500 steps hides it"):
+        planner.plan(replace(request_, link=Link(100.0, 0.0)))
+
+
+def test_the_number_of_gpus_that_is_advised_fits_with_the_layout_that_is_named(
+    planner: Planner, request_: Request
+) -> None:
+    small = replace(request_, gpus=1, gpu=replace(GPU, memory=1.53e9))
+    with pytest.raises(PlanError) as refused:
+        planner.plan(small)
+    found = re.search(r"take (\d+) GPUs per cluster \((\d+) stages x", str(refused.value))
+    assert found is not None
+    gpus, stages = map(int, found.groups())
+    batch = request_.settings.model_copy(update={"train_batch_size": 8})
+    for count in range(1, gpus):
+        with pytest.raises(PlanError):
+            planner.layout(replace(small, settings=batch, gpus=count))
+    fits = planner.layout(replace(small, settings=batch, gpus=gpus))
+    assert fits.layout.stages <= gpus
+    assert stages > 1
+
+
+def test_a_layout_as_set_that_does_not_fit_is_told_with_the_one_that_does(
+    planner: Planner, request_: Request
+) -> None:
+    small = replace(GPU, memory=1.55e9)
+    with pytest.raises(PlanError, match=r"take the layout without --as-set \(\d+ stages x"):
+        planner.plan(replace(request_, gpu=small, as_set=True))
+
+
+def test_what_does_not_fit_ends_the_command_as_an_error_not_as_wrong_usage(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["plan", "--deepspeed_config", str(CONFIG), "--gpus-per-cluster", "1"]
+    assert main([*words, "--link", "1gbit", "--gpu", "memory=1.53gb,tflops=1"]) == 1
+    assert "dsx: no layout fits" in capsys.readouterr().err
 
 
 def test_the_written_file_is_what_a_run_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written = tmp_path / "planned.json"
+    written = tmp_path / "plans" / "planned.json"
     text = tmp_path / "text.jsonl"
     documents = [{"text": f"def f{i}(x): return x + {i}\n" * 40} for i in range(50)]
     text.write_text("".join(json.dumps(document) + "\n" for document in documents))
@@ -185,6 +222,17 @@ def test_arguments_that_lack_others_are_told_at_once(
 ) -> None:
     assert main(["plan", "--deepspeed_config", str(CONFIG), *more]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_usage_shows_as_required_what_a_plan_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    usage = lines[0].removeprefix("usage: dsx plan ").partition(" [")[0]
+    options = [word for word in usage.split() if word.startswith("--")]
+    assert options == ["--deepspeed_config", "--gpus-per-cluster", "--gpu", "--link"]
+    needed = lines[lines.index("needed for a plan:") + 1 :]
+    assert {line.split()[0] for line in needed[: needed.index("")]} >= set(options[1:])
 
 
 @pytest.mark.parametrize("price", ["-3", "0", "nan", "dear"])

@@ -103,11 +103,39 @@ def test_a_damaged_line_inside_the_file_is_named(tmp_path: Path):
         read_events(tmp_path)
 
 
-def test_a_line_without_one_of_its_keys_is_named(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{}", "is no line of a run: it has no 'kind'; expected one of run, inner, outer, eval"),
+        ('{"loss": "x"}', "is no line of a run: it has no 'kind'"),
+        ('{"kind": 3}', "is no line of a run: its 'kind' is 3"),
+        ("[1, 2]", "is [1, 2], not a JSON object"),
+        (
+            '{"kind": "eval", "cluster": "c0", "time": 1.0, "step": 3}',
+            "a 'eval' line has no 'round'",
+        ),
+        ({"kind": "eval", "weights": "own"}, """a 'eval' line has "own" as 'weights', expected"""),
+        ({"kind": "phases", "rank": 0, "spans": [["x", 1]]}, "a 'phases' line has no 'spans.0.2'"),
+        ('{"kind": "inner"}', "a 'inner' line has no 'cluster'"),
+        ({"loss": "x"}, """a 'inner' line has "x" as 'loss', expected a number"""),
+        ({"loss": "2.5"}, """a 'inner' line has "2.5" as 'loss', expected a number"""),
+        ({"step": 1.5}, "a 'inner' line has 1.5 as 'step', expected an integer"),
+        ({"step": None}, "a 'inner' line has null as 'step', expected an integer"),
+        ({"time": True}, "a 'inner' line has true as 'time', expected a number"),
+        ({"cluster": 0}, "a 'inner' line has 0 as 'cluster', expected a text"),
+    ],
+)
+def test_a_line_that_is_no_event_is_named_with_what_was_expected(
+    tmp_path: Path, line: str | dict[str, object], said: str
+):
+    text = line if isinstance(line, str) else json.dumps(json.loads(to_line(inner_event())) | line)
     path = metrics_path(tmp_path, "c0")
-    path.write_text('{"kind": "eval", "cluster": "c0", "time": 1.0, "step": 3}\n')
-    with pytest.raises(TrackingError, match="line 1: a 'eval' line has no 'round'"):
+    path.write_text(f"{to_line(run_event())}{text}\n")
+    with pytest.raises(TrackingError) as refused:
         read_events(tmp_path)
+    told = str(refused.value).removeprefix(f"{path}, line 2").lstrip(": ")
+    assert told.startswith(said)
+    assert told.endswith("; remove or repair it")
 
 
 def test_keys_and_kinds_of_a_later_version_are_skipped(tmp_path: Path):

@@ -4,8 +4,10 @@ import math
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from dsx.tracking.summary import RunSummary
+from dsx.tracking.summary_table import print_summary
 from tests.tracking.runs import (
     BYTES_SENT,
     PARAMETERS,
@@ -79,3 +81,15 @@ def test_a_run_that_has_only_just_started_has_no_losses_yet():
     assert summary.shared_eval_loss is None
     assert summary.bits_per_byte is None
     assert summary.tokens == 0
+
+
+def test_a_narrow_terminal_cuts_nothing_off(tmp_path: Path):
+    name = "a-cluster-of-a-far-away-site"
+    write_run(tmp_path, (name, "c1"))
+    console = Console(width=44)
+    with console.capture() as shown:
+        print_summary(tmp_path, console)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown.get()
+    border = "\N{BOX DRAWINGS LIGHT VERTICAL}"
+    cells = [line.split(border)[1].strip() for line in shown.get().splitlines() if border in line]
+    assert name in "".join(cells)

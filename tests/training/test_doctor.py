@@ -78,9 +78,34 @@ def test_settings_that_are_wrong_are_a_row_beside_the_others(
 ) -> None:
     words = ["--deepspeed_config", "configs/quickstart.json", "--set", "dsx.outer.delai=0"]
     code, rows = doctor(capsys, *words)
-    assert code == 1
+    assert code == 2
     assert "did you mean dsx.outer.delay" in row(rows, "settings")["found"]
     assert "deepspeed command" in {row["check"] for row in rows}
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:29510", "http://203.0.113.5:29510"])
+def test_an_address_that_no_machine_could_use_is_a_wrong_argument(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.delenv("DSX_SECRET_FILE", raising=False)
+    code, rows = doctor(capsys, "--coordinator", address)
+    assert code == 2
+    assert row(rows, "coordinator")["fix"]
+
+
+def test_a_narrow_terminal_cuts_nothing_off(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    key = "dsx.outer.a_key_that_is_longer_than_any_column"
+    words = ["--deepspeed_config", "configs/quickstart.json", "--set", f"{key}=0"]
+    assert main.main(["doctor", *words]) == 2
+    lines = [
+        line.split("\N{BOX DRAWINGS LIGHT VERTICAL}")
+        for line in capsys.readouterr().out.splitlines()
+    ]
+    found = "".join(cells[3].strip() for cells in lines if len(cells) == 6)
+    assert key in found
 
 
 @pytest.mark.parametrize(("host", "wrong"), [("127.0.0.1", False), ("0.0.0.0", True)])

@@ -28,7 +28,7 @@ from dsx.bench.machine import this_machine
 from dsx.bench.namespaces import SlowLink
 from dsx.cluster.supervise import run_clusters
 from dsx.exchange.secret import RunSecret
-from dsx.settings import Settings, load_settings
+from dsx.settings import Implied, Settings, load_settings
 from dsx.tracking.events import read_events
 
 PAPER_RATIO = 390.0
@@ -91,7 +91,8 @@ def run_link_bench(bench: LinkBench, tell: Callable[[str], None] = lambda text: 
     settings = load_settings(bench.deepspeed_config, bench.overrides)
     methods = build_methods(bench.methods, settings, bench.diloco_steps)
     for method in methods:
-        load_settings(bench.deepspeed_config, [*bench.overrides, *method.overrides])
+        own = [Implied(override, f"--methods {method.name}") for override in method.overrides]
+        load_settings(bench.deepspeed_config, [*bench.overrides, *own])
     from dsx.training.preflight import preflight
 
     with _folder(bench.folder) as folder:
