@@ -96,11 +96,8 @@ class OuterEngine:
         self._failed = False
         self._own = OwnState(DelayClock(settings.delay))
         self._control = Control(settings, vocab_size)
-        self.state = SharedState(
-            OuterOptimizer(
-                weights.fetch(), settings.lr, settings.momentum, settings.momentum_warmup_steps
-            )
-        )
+        momentum = settings.momentum, settings.momentum_warmup_steps
+        self.state = SharedState(OuterOptimizer(weights.fetch(), settings.lr, *momentum))
         self.averager = Averager(
             settings.compression, weights.shapes(), seed, vocab_size, self._control.rank_rule
         )
