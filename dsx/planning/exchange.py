@@ -15,6 +15,9 @@ from dsx.settings.codec_block import CompressionSettings
 
 _HEADER_BYTES = 360
 """Of a round's header, JSON, which each rank sends to its peers; it varies by a few digits."""
+_SETTLING_BYTES = 4500
+"""Of packets besides, in which each rank meets the others and they vote: measured with two clusters
+whose payload was so small that these show (`dsx bench scale --parameters 60k`)."""
 _LENGTH_BYTES = 8
 """A payload's length goes before it."""
 _SETTLING_ROUNDTRIPS = 3
@@ -29,7 +32,7 @@ class Traffic:
     """Encoded tensors, messages' frames included: what `bytes_sent` of a run's metrics counts, but
     for the headers."""
     control: int
-    """Headers and lengths."""
+    """Headers, lengths, and what it takes to meet and to vote."""
     roundtrips: int
     """Waits of the rank with the most tensors, one latency each way."""
 
@@ -67,7 +70,8 @@ def round_traffic(
             most = max(most, swaps)
     peers = clusters - 1
     ranks = len(stages) * replicas
-    control = peers * (_HEADER_BYTES * ranks + _LENGTH_BYTES * (messages + ranks))
+    control = ranks * _SETTLING_BYTES
+    control += peers * (_HEADER_BYTES * ranks + _LENGTH_BYTES * (messages + ranks))
     return Traffic(payload, control, _SETTLING_ROUNDTRIPS + 2 * most)
 
 

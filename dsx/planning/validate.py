@@ -1,6 +1,6 @@
 """Predictions beside what `dsx bench link` measured: step time, utilization, bytes, memory.
 
-What a step takes without an exchange is taken from the measurement (its `none` row), and so is what
+What a step takes without an exchange is taken from the measurement (its `none` rows), and so is what
 a process holds without a model to speak of, and how many inner steps a round had; everything else
 is predicted.
 """
@@ -40,13 +40,17 @@ NO_MODEL: Mapping[str, int] = {"hidden_size": 16, "intermediate_size": 32}
 MEMORY_MODEL: Mapping[str, int] = {"hidden_size": 768, "intermediate_size": 2048}
 """For memory: large beside what a process holds without it."""
 MEMORY_STAGES = (1, 2)
-METHODS = ("allreduce", "dsx")
+METHODS = ("dsx", "none", "allreduce")
+"""Behind the first `none`, so that dsx is between two: a machine's speed drifts."""
 STEPS = 80
 """Inner steps of a measured run: whole rounds in its last two thirds."""
 MEMORY_STEPS, MEMORY_ROUND = 8, 2
 FRAME = 1.055
 """Bytes that an interface counts per byte of payload, when as much goes one way as the other: 66 of
-headers for each 1,448, and answers. Measured: 1.049 to 1.066."""
+headers for each 1,448, and answers. Measured with gloo's all-reduce: 1.049 to 1.066."""
+EXCHANGE_FRAME = 1.077
+"""The same of an exchange, in smaller messages: measured with `dsx bench scale` from 1 to 96 Mbit/s,
+1.072 to 1.096 for the bytes by which 2M parameters send more than 60k."""
 GLOO_SHARE = 0.8
 """Of a line's rate that gloo's collectives reach: they wait for one another's pieces. Measured at
 8 Mbit/s: 0.88 for one large all-reduce, 0.78 for a gather and for smaller ones."""
@@ -181,24 +185,25 @@ class _Predictor:
         size = self._planner.model.parameter_counts().total
         stages = settings.dsx.pipeline.stages
         self._name = f"{size / 1e6:.1f}M, {stages} stage{'s' if stages > 1 else ''}"
-        none = next(row for row in run["rows"] if row["method"] == "none")
+        alone = [row["tokens_per_second"] for row in run["rows"] if row["method"] == "none"]
         layout = layout_as_set(settings, settings.dsx.pipeline.stages)
         self._tokens = layout.sequences * settings.dsx.data.seq_len
-        self._step = self._clusters * self._tokens / none["tokens_per_second"]
+        self._step = self._clusters * self._tokens / statistics.mean(alone)
         self._plan = self._layout(layout)
 
     def row(self, row: Mapping[str, Any], cores: int) -> Iterator[Check]:
         """Predictions about one method's times and bytes."""
         if row["method"] == "allreduce":
             steps, (seconds, sent) = 1.0, self._allreduce(row["rate"])
+            counted = FRAME * sent
         else:
             steps = row["measured_steps"] / row["measured_rounds"]
             seconds, sent = self._round(row["rate"], steps, cores)
-            sent += CONTROL_BYTES_PER_SECOND * seconds / FRAME
+            counted = EXCHANGE_FRAME * sent + CONTROL_BYTES_PER_SECOND * seconds
         step = seconds / steps
         tokens = self._tokens * self._clusters
         # `sent_bytes_per_token`: of all clusters, over all tokens.
-        bytes_ = self._clusters * sent * FRAME / (steps * tokens)
+        bytes_ = self._clusters * counted / (steps * tokens)
         measured_step = tokens / row["tokens_per_second"]
         yield self._check(row, "step seconds", step, measured_step, TIME_BOUND)
         yield self._check(row, "utilization", self._step / step, row["utilization"], TIME_BOUND)

@@ -53,7 +53,7 @@ def test_a_stage_that_is_not_the_models_is_found(
 
 
 def measured(file: Path, *, rate: float = 1e6) -> dict[str, Any]:
-    """As `dsx bench link` tells: two clusters that need a second for a step."""
+    """As `dsx bench link` tells: two clusters that need a second for a step, in the mean."""
     tokens = 2 * 2 * 2 * 256
     common = {"rate": rate, "peak_rank_bytes": {"c0/0": 900e6}, "local_steps": None}
     none = {"method": "none", "tokens_per_second": tokens, **common}
@@ -61,7 +61,9 @@ def measured(file: Path, *, rate: float = 1e6) -> dict[str, Any]:
     slow |= {"sent_bytes_per_token": 2 * 7e6 / tokens, **common}
     late = {"method": "dsx", "tokens_per_second": tokens / 1.5, "utilization": 2 / 3, **common}
     late |= {"sent_bytes_per_token": 40.0, "measured_rounds": 4, "measured_steps": 46}
-    run = {"rate": "1mbit", "clusters": 2, "overrides": [], "rows": [none, slow, late]}
+    run = {"rate": "1mbit", "clusters": 2, "overrides": [], "rows": []}
+    first, second = ({**none, "tokens_per_second": part * tokens} for part in (0.9, 1.1))
+    run["rows"] = [first, late, second, slow]
     large = {**run, "overrides": ["dsx.model.config.hidden_size=384"]}
     large["rows"] = [none, {**none, "method": "dsx"}]
     return {"config": str(file), "cores": 4, "floor_bytes": 400e6, "runs": [run], "memory": [large]}
