@@ -97,10 +97,10 @@ class SharedState:
         return named
 
     def load(self, tensors: Mapping[str, torch.Tensor], progress: Progress) -> None:
-        """Take over tensors as `tensors()` names them."""
+        """Take over a copy of tensors as `tensors()` names them, and of `progress`."""
         for name, value in self.tensors().items():
             value.copy_(tensors[name])
-        self.progress = progress
+        self.progress = progress.model_copy(deep=True)
 
 
 def hand_over(

@@ -33,6 +33,7 @@ def planned_settings(raw: dict[str, Any], plan: Plan) -> dict[str, Any]:
         own_residual=outer.own_residual,
         lr=outer.lr,
         momentum=outer.momentum,
+        momentum_warmup_steps=outer.momentum_warmup_steps,
         start_clusters=plan.request.clusters,
         timeout_seconds=max(outer.timeout_seconds, 3 * plan.outer.exchange_seconds),
         compression=outer.compression.model_dump(mode="json"),

@@ -154,17 +154,17 @@ class OuterSettings(Block):
     )
     lr: float = Field(0.7, gt=0, description="Outer learning rate (eta).")
     momentum: float = Field(
-        0.5,
+        0.7,
         ge=0,
         lt=1,
-        description="Outer Nesterov momentum (mu): steps of eta / (1 - mu) in all. Long runs of "
-        "small models gain from 0.7, short ones lose much by it (docs/quality.md).",
+        description="Outer Nesterov momentum (mu): steps of eta / (1 - mu) in all.",
     )
     momentum_warmup_steps: int = Field(
-        0,
+        300,
         ge=0,
-        description="Inner steps of the run over which `momentum` grows from 0; 0: it is what it "
-        "is from the first round on.",
+        description="Inner steps of the run over which `momentum` grows from 0, as the first "
+        "updates are large and go astray with it (docs/quality.md); 0: it is there from the first "
+        "round on.",
     )
     min_clusters: int = Field(
         1, ge=1, description="A round with fewer clusters than this is not committed."

@@ -50,7 +50,8 @@ def test_the_llama_files_hold_opendilocos_recipe(
         "min_ratio": 0.0,
     }
     assert settings.dsx.data.seq_len == 1024
-    assert (outer.lr, outer.momentum, outer.delay) == (0.7, 0.9, 0)
+    assert (outer.lr, outer.momentum, outer.momentum_warmup_steps) == (0.7, 0.9, 0)
+    assert outer.delay == 0
     assert outer.local_steps == local_steps
     codecs = outer.compression
     kinds = (codecs.matrices, codecs.embeddings, codecs.vectors)

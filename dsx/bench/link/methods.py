@@ -73,6 +73,7 @@ def build_method(name: str, settings: Settings, diloco_steps: int) -> Method:
             "own_residual": "none",
             "lr": 0.7,
             "momentum": 0.9,
+            "momentum_warmup_steps": 0,
             "compression": dict.fromkeys(("matrices", "embeddings", "vectors"), codec),
             "adapt": {"local_steps": "fixed"},
         }
