@@ -1,8 +1,8 @@
 """Predictions beside what `dsx bench link` measured: step time, utilization, bytes, memory.
 
-What a step takes without an exchange is taken from the measurement (its `none` rows), and so is what
-a process holds without a model to speak of, and how many inner steps a round had; everything else
-is predicted.
+What a step takes without an exchange is taken from the measurement (its `none` rows), and so is
+what a process holds without a model to speak of, and how many inner steps a round had; everything
+else is predicted.
 """
 
 import json
@@ -49,8 +49,8 @@ FRAME = 1.055
 """Bytes that an interface counts per byte of payload, when as much goes one way as the other: 66 of
 headers for each 1,448, and answers. Measured with gloo's all-reduce: 1.049 to 1.066."""
 EXCHANGE_FRAME = 1.077
-"""The same of an exchange, in smaller messages: measured with `dsx bench scale` from 1 to 96 Mbit/s,
-1.072 to 1.096 for the bytes by which 2M parameters send more than 60k."""
+"""The same of an exchange, in smaller messages. Measured (`dsx bench scale`, from 96 to 1 Mbit/s):
+1.072 to 1.096 of the bytes by which 2M parameters send more than 60k."""
 GLOO_SHARE = 0.8
 """Of a line's rate that gloo's collectives reach: they wait for one another's pieces. Measured at
 8 Mbit/s: 0.88 for one large all-reduce, 0.78 for a gather and for smaller ones."""
