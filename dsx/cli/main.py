@@ -1,7 +1,7 @@
 """The console entry `dsx`: finds the command, imports only that one, and reports errors.
 
 A command is a module `dsx.cli.NAME` with `HELP` (one line), `add_arguments(parser)` and
-`run(arguments) -> int`, the exit code.
+`run(arguments) -> int`, the exit code. One with commands of its own sets `parser` to that of each.
 """
 
 import argparse

@@ -203,11 +203,12 @@ def test_help_and_version_import_no_command_and_no_heavy_library() -> None:
         ("cli.main coordinator --bind 29510", 2, "give HOST:PORT"),
         ("cli.main coordinator --bind 0.0.0.0:0", 2, "there is no run secret"),
         ("cli.main coordinator --bind 127.0.0.1:TAKEN", 1, "a port that is free"),
+        ("cli.main bench scale --clusters 1", 2, "give numbers from 2 to 250"),
         ("train --deepspeed_config FILE --coordinator 127.0.0.1:29510", 2, "give an address like"),
         ("train --deepspeed_config FILE --coordinator http://10.0.0.1:9", 2, "no run secret"),
     ],
 )
-def test_a_wrong_address_is_refused_before_a_heavy_library_is_imported(
+def test_a_wrong_argument_is_refused_before_a_heavy_library_is_imported(
     tmp_path: Path, words: str, code: int, said: str
 ) -> None:
     program = (
@@ -283,6 +284,26 @@ def test_an_argument_that_is_not_there_is_told_with_the_nearest_one(
         with pytest.raises(SystemExit, match="2"):
             main.main(words)
         assert capsys.readouterr().err.splitlines()[-1] == said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("bench scale --round 1", "bench scale: error: there is no argument --round; did you mean"),
+        ("mesh init --clusters a=h:1 --output x --networ y", "--networ; did you mean --network?"),
+        ("secret new --hel file", "secret new: error: there is no argument --hel; did you mean"),
+        (
+            "tokenizer train --input x --vocab-size 300 --output y --cache z",
+            "--cache; did you mean --cache-dir?",
+        ),
+    ],
+)
+def test_the_commands_of_a_command_tell_an_argument_that_is_not_there_in_the_same_way(
+    capsys: pytest.CaptureFixture[str], words: str, said: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main.main(words.split())
+    assert said in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_path_that_the_file_system_refuses_is_told_without_a_traceback(
