@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+from typing import Any
 
 HELP = "Measure this machine and this installation."
 
@@ -19,15 +20,29 @@ BENCHES = {
 """Name -> the one line that tells what `dsx.bench.NAME` measures."""
 
 
+class _BenchParser(argparse.ArgumentParser):
+    """Learns its arguments from the bench's own module when its turn has come: what others import
+    takes seconds, and has to wait in some until the environment is set."""
+
+    def __init__(self, *, bench: str, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+        self._bench = bench
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        module = importlib.import_module(f"dsx.bench.{self._bench}")
+        module.add_arguments(self)
+        self.set_defaults(bench_run=module.run, parser=self)
+        return super().parse_known_args(args, namespace)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One sub-command a bench; the module behind it is imported when its turn has come."""
-    benches = parser.add_subparsers(dest="bench", metavar="NAME", required=True)
+    """One sub-command a bench."""
+    benches = parser.add_subparsers(
+        dest="bench", metavar="NAME", required=True, parser_class=_BenchParser
+    )
     for name, summary in BENCHES.items():
-        bench = benches.add_parser(name, help=summary, description=summary)
+        bench = benches.add_parser(name, bench=name, help=summary, description=summary)
         bench.add_argument("--json", action="store_true", help="print JSON instead of a table")
-        module = importlib.import_module(f"dsx.bench.{name}")
-        module.add_arguments(bench)
-        bench.set_defaults(bench_run=module.run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,6 +11,9 @@ from dsx.settings import Implied, Settings, load_settings
 SECRET_VARIABLE = "DSX_SECRET_FILE"
 """Names the run secret's file where no `--secret-file` does."""
 
+PICTURES = (".svg", ".pdf", ".png")
+"""How a picture's name may end: that says in which format it is drawn."""
+
 
 def count(text: str) -> int:
     """An argument's value as a whole number above 0."""
@@ -66,6 +69,17 @@ def output_file(text: str) -> Path:
             f"is {text}, which is a folder; give the name of a file, in it or elsewhere"
         )
     _require_place(path)
+    return path
+
+
+def picture_file(text: str) -> Path:
+    """An argument's value as a picture to write, which else is as `output_file`."""
+    path = output_file(text)
+    if path.suffix.lower() not in PICTURES:
+        raise argparse.ArgumentTypeError(
+            f"is {text}, which does not say in what format; give a name that ends in "
+            f"{', '.join(PICTURES[:-1])} or {PICTURES[-1]}"
+        )
     return path
 
 

@@ -1,7 +1,7 @@
 """The console entry `dsx`: finds the command, imports only that one, and reports errors.
 
 A command is a module `dsx.cli.NAME` with `HELP` (one line), `add_arguments(parser)` and
-`run(arguments) -> int`, the exit code.
+`run(arguments) -> int`, the exit code. One with commands of its own sets `parser` to that of each.
 """
 
 import argparse
@@ -102,9 +102,11 @@ def explain_file_error(error: OSError) -> str | None:
 
     None for other errors, which are faults of dsx.
     """
-    if error.filename is None or error.errno not in _FILE_ERRORS:
+    # Of two paths the second is where a draft was to go; the user knows nothing of the draft.
+    path = error.filename if error.filename2 is None else error.filename2
+    if path is None or error.errno not in _FILE_ERRORS:
         return None
-    return f"{error.filename}: {error.strerror}; choose another path, or make this one usable"
+    return f"{path}: {error.strerror}; choose another path, or make this one usable"
 
 
 def _explain_unknown(word: str, parser: argparse.ArgumentParser) -> str:

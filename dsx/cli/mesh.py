@@ -11,7 +11,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     summary = "Write a folder for every machine: WireGuard configuration, run secret, commands."
-    init = actions.add_parser("init", help="write them", description=summary)
+    init = actions.add_parser("init", help="write them", description=summary, allow_abbrev=False)
+    init.set_defaults(parser=init)
     init.add_argument(
         "--clusters",
         nargs="+",

@@ -5,7 +5,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dsx.cli.common import add_settings_arguments, count, output_file, price, seconds
+from dsx.cli.common import (
+    add_settings_arguments,
+    count,
+    output_file,
+    picture_file,
+    price,
+    seconds,
+)
 from dsx.errors import DsxError, SettingsError
 from dsx.settings import Settings
 
@@ -53,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     other = parser.add_argument_group("instead of a plan").add_mutually_exclusive_group()
     other.add_argument(
         "--figure",
-        type=output_file,
+        type=picture_file,
         metavar="FILE.svg",
         help="draw this model and three others on 2 to 64 clusters, 0.1 to 10 Gbit/s",
     )

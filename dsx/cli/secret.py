@@ -10,7 +10,13 @@ HELP = "Make the secret that the clusters of a run know each other by."
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    new = actions.add_parser("new", help="write a new one", description="Write a new run secret.")
+    new = actions.add_parser(
+        "new",
+        help="write a new one",
+        description="Write a new run secret.",
+        allow_abbrev=False,
+    )
+    new.set_defaults(parser=new)
     new.add_argument(
         "file",
         metavar="FILE",

@@ -6,7 +6,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from dsx.cli.common import add_settings_arguments
+from dsx.cli.common import add_settings_arguments, output_folder, seconds
 from dsx.errors import SettingsError
 
 HELP = "Try settings out: many clusters in one process, on a modelled link."
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--latency", default="0s", metavar="50ms", help="of a message on it")
     parser.add_argument(
         "--step-seconds",
-        type=float,
+        type=seconds,
         metavar="S",
         help="inner step time on the modelled clusters (default: the median measured here)",
     )
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(
         "--output",
-        type=Path,
+        type=output_folder,
         metavar="DIR",
         help="results and plots; finished runs found there are not made again (default: run_dir)",
     )

@@ -15,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="train a byte-level BPE and save it as an HF folder",
         allow_abbrev=False,
     )
+    train.set_defaults(parser=train)
     train.add_argument(
         "--input",
         nargs="+",

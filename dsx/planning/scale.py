@@ -8,6 +8,7 @@ from rich.table import Table
 
 from dsx.errors import PlanError
 from dsx.planning.hardware import GPUS, Gpu
+from dsx.planning.layout import cluster_batch
 from dsx.planning.plan import Plan, Planner, Request
 from dsx.planning.quality import label
 from dsx.planning.time import Link
@@ -76,11 +77,16 @@ def points(
         PlanError: a model fits its clusters with no layout.
     """
     out = []
-    for scenario in scenarios(raw["dsx"]["name"]):
-        settings = parse_settings(_of(scenario, raw), source=scenario.name)
+    own = parse_settings(raw)
+    for scenario in scenarios(own.dsx.name):
+        batch = cluster_batch(own, scenario.gpus)
+        settings = parse_settings(_of(scenario, raw, batch), source=scenario.name)
         planner = Planner(settings)
         first = Request(settings, 2, scenario.gpus, scenario.gpu, Link(RATES[0], LATENCY))
-        layout = planner.layout(first)
+        try:
+            layout = planner.layout(first)
+        except PlanError as error:
+            raise PlanError(f"{scenario.name}: {error}") from error
         for count in clusters:
             for rate in rates:
                 asked = replace(first, clusters=count, link=Link(rate, LATENCY))
@@ -156,17 +162,17 @@ def table(found: Sequence[Point]) -> Table:
     return out
 
 
-def _of(scenario: Scenario, raw: dict[str, Any]) -> dict[str, Any]:
+def _of(scenario: Scenario, raw: dict[str, Any], batch: int) -> dict[str, Any]:
     if scenario.model is None:
         return raw
-    batch = raw["train_batch_size"]
-    # Every GPU count above divides a multiple of the file's batch, which is 2,048 sequences.
+    # As much more as it takes to give every GPU of a cluster the same part of it.
     batch = -(-batch // scenario.gpus) * scenario.gpus
     dsx = {**raw["dsx"], "model": {"config": scenario.model, "init": "scratch"}}
     dsx["pipeline"] = {"stages": 1}
     return {
         **raw,
         "train_batch_size": batch,
-        "gradient_accumulation_steps": batch // raw["train_micro_batch_size_per_gpu"],
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": batch,
         "dsx": dsx,
     }

@@ -9,6 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from dsx.errors import TrackingError
 from dsx.tracking import page
 from dsx.tracking.events import RunEvent, of_kind, read_events
 from dsx.tracking.plots import (
@@ -32,9 +33,15 @@ from dsx.tracking.time_plots import membership, timeline
 def write_report(run_dirs: Sequence[Path | str], output: Path | str) -> Path:
     """Write the page about one or more runs to `output`, whole or not at all.
 
-    Raises `TrackingError` when a folder holds no metrics, or damaged ones.
+    Raises `TrackingError` when a folder holds no metrics, or damaged ones, and when `output` is a
+    folder itself.
     """
     target = Path(output)
+    if target.is_dir():
+        raise TrackingError(
+            f"{target} is a folder, so the page can't be written there; give it the name of a file "
+            "with --output, or move that folder away"
+        )
     text = render_report(run_dirs)
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

@@ -114,6 +114,7 @@ def test_a_run_that_is_not_there_is_a_wrong_argument_and_told_as_one(
 
 
 PLAN = "plan --deepspeed_config settings.json"
+SIMULATE = "simulate --deepspeed_config settings.json --clusters 2"
 
 
 @pytest.mark.parametrize(
@@ -123,11 +124,15 @@ PLAN = "plan --deepspeed_config settings.json"
         ("secret new folder", "is folder, which is a folder"),
         (f"{PLAN} --write folder", "is folder, which is a folder"),
         (f"{PLAN} --figure file/x.svg", "is file/x.svg, but TMP/file is a file"),
+        (f"{PLAN} --figure x.foo", "give a name that ends in .svg, .pdf or .png"),
+        (f"{PLAN} --figure x", "is x, which does not say in what format"),
         ("secret new file/a/secret", "is file/a/secret, but TMP/file is a file"),
         ("export --run folder --output file", "is file, which is a file"),
         ("export --run folder --output file/hf", "is file/hf, but TMP/file is a file"),
         ("mesh init --clusters a=h:1 b=h:2 --output file", "is file, which is a file"),
         ("tokenizer train --input x --vocab-size 300 --output file", "is file, which is a file"),
+        (f"{SIMULATE} --output file", "is file, which is a file"),
+        (f"{SIMULATE} --output file/sweep", "is file/sweep, but TMP/file is a file"),
     ],
 )
 def test_an_output_that_can_not_be_is_told_before_the_work(
@@ -198,11 +203,12 @@ def test_help_and_version_import_no_command_and_no_heavy_library() -> None:
         ("cli.main coordinator --bind 29510", 2, "give HOST:PORT"),
         ("cli.main coordinator --bind 0.0.0.0:0", 2, "there is no run secret"),
         ("cli.main coordinator --bind 127.0.0.1:TAKEN", 1, "a port that is free"),
+        ("cli.main bench scale --clusters 1", 2, "give numbers from 2 to 250"),
         ("train --deepspeed_config FILE --coordinator 127.0.0.1:29510", 2, "give an address like"),
         ("train --deepspeed_config FILE --coordinator http://10.0.0.1:9", 2, "no run secret"),
     ],
 )
-def test_a_wrong_address_is_refused_before_a_heavy_library_is_imported(
+def test_a_wrong_argument_is_refused_before_a_heavy_library_is_imported(
     tmp_path: Path, words: str, code: int, said: str
 ) -> None:
     program = (
@@ -280,6 +286,26 @@ def test_an_argument_that_is_not_there_is_told_with_the_nearest_one(
         assert capsys.readouterr().err.splitlines()[-1] == said
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("bench scale --round 1", "bench scale: error: there is no argument --round; did you mean"),
+        ("mesh init --clusters a=h:1 --output x --networ y", "--networ; did you mean --network?"),
+        ("secret new --hel file", "secret new: error: there is no argument --hel; did you mean"),
+        (
+            "tokenizer train --input x --vocab-size 300 --output y --cache z",
+            "--cache; did you mean --cache-dir?",
+        ),
+    ],
+)
+def test_the_commands_of_a_command_tell_an_argument_that_is_not_there_in_the_same_way(
+    capsys: pytest.CaptureFixture[str], words: str, said: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main.main(words.split())
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_a_path_that_the_file_system_refuses_is_told_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -293,6 +319,19 @@ def test_a_path_that_the_file_system_refuses_is_told_without_a_traceback(
         f"dsx: {tmp_path}/file/folder: Not a directory; choose another path, or make this one "
         "usable\n"
     )
+
+
+def test_a_draft_that_can_not_take_its_place_is_told_by_the_name_of_that_place(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / ".draft").touch()
+    (tmp_path / "page").mkdir()
+    with pytest.raises(IsADirectoryError) as refused:
+        (tmp_path / ".draft").rename(tmp_path / "page")
+    put(monkeypatch, refused.value)
+
+    assert main.main(["bench"]) == 1
+    assert capsys.readouterr().err.startswith(f"dsx: {tmp_path}/page: Is a directory; choose")
 
 
 @pytest.mark.parametrize("error", [OSError(9, "Bad file descriptor", "x"), OSError("no path")])

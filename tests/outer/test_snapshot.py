@@ -65,6 +65,13 @@ def make(
     ]
 
 
+def begun(settings: OuterSettings, stop_wanted: Callable[[], bool] = lambda: False) -> list[Reader]:
+    """Two clusters that have met."""
+    clusters = make(settings, stop_wanted=stop_wanted)
+    together(clusters, lambda cluster: cluster.engine.start())
+    return clusters
+
+
 def step(clusters: Sequence[Cluster]) -> list[dict[str, torch.Tensor]]:
     for cluster in clusters:
         cluster.train()
@@ -105,6 +112,19 @@ class Saved:
         cluster.optimizer.load_state_dict(self.optimizer)
         cluster.step = self.step
         cluster.engine.restore(self.snapshot)
+
+
+def an_old_and_a_new_save(settings: OuterSettings) -> tuple[Saved, Saved]:
+    """The first cluster's in round 1, and the second one's in round 3 of the same run."""
+    clusters = begun(settings)
+    for _ in range(LOCAL_STEPS + 2):
+        step(clusters)
+    old = Saved(clusters[0])
+    for _ in range(2 * LOCAL_STEPS):
+        step(clusters)
+    new = Saved(clusters[1])
+    end(clusters)
+    return old, new
 
 
 def go_on(settings: OuterSettings, saved: list[Saved]) -> list[Reader]:
@@ -171,13 +191,11 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     delay: object, share: object, codec: str, stop: int, moment: str
 ) -> None:
     settings = outer_settings(delay, share, codec)
-    straight = make(settings)
-    together(straight, lambda cluster: cluster.engine.start())
+    straight = begun(settings)
     expected = [step(straight) for _ in range(STEPS)]
     end(straight)
 
-    stopped = make(settings)
-    together(stopped, lambda cluster: cluster.engine.start())
+    stopped = begun(settings)
     boundary = stop - stop % LOCAL_STEPS
     flies = delay != 0 and stop - boundary < (LOCAL_STEPS if delay == "round" else delay)
     for now in range(1, stop + 1):
@@ -210,14 +228,12 @@ def test_a_cluster_asked_to_end_does_not_wait_for_the_others_and_loses_nothing(
     delay: object,
 ) -> None:
     settings = outer_settings(delay, "all", "int4")
-    straight = make(settings)
-    together(straight, lambda cluster: cluster.engine.start())
+    straight = begun(settings)
     expected = [step(straight) for _ in range(STEPS)]
     end(straight)
 
     asked = threading.Event()
-    stopped = make(settings, stop_wanted=asked.is_set)
-    together(stopped, lambda cluster: cluster.engine.start())
+    stopped = begun(settings, stop_wanted=asked.is_set)
     for _ in range(2 * LOCAL_STEPS - 1):
         step(stopped)
     hold(stopped)
@@ -242,15 +258,7 @@ def test_a_cluster_asked_to_end_does_not_wait_for_the_others_and_loses_nothing(
 
 def test_a_restored_cluster_that_is_behind_takes_over_the_others_state() -> None:
     settings = outer_settings(2, "all", "none")
-    clusters = make(settings)
-    together(clusters, lambda cluster: cluster.engine.start())
-    for _ in range(7):
-        step(clusters)
-    old = Saved(clusters[0])
-    for _ in range(10):
-        step(clusters)
-    new = Saved(clusters[1])
-    end(clusters)
+    old, new = an_old_and_a_new_save(settings)
     behind, ahead = go_on(settings, [old, new])
     assert behind.engine.round == ahead.engine.round == 3
     assert behind.engine.step_in_round == 0
@@ -267,16 +275,8 @@ def test_a_cluster_that_saved_less_goes_on_from_the_newest_state_that_another_sa
     delay: object,
 ) -> None:
     settings = outer_settings(delay, "all", "none")
-    clusters = make(settings)
-    together(clusters, lambda cluster: cluster.engine.start())
-    for _ in range(7):
-        step(clusters)
-    old = Saved(clusters[0])
-    for _ in range(10):
-        step(clusters)
-    new = Saved(clusters[1])
+    old, new = an_old_and_a_new_save(settings)
     assert new.snapshot.shared is not None
-    end(clusters)
 
     # The one that saved more is not there: nobody could hand its state over.
     (behind,) = make(alone(settings), 1)
@@ -295,16 +295,8 @@ def test_a_cluster_that_saved_less_goes_on_from_the_newest_state_that_another_sa
 
 def test_two_clusters_that_took_over_the_same_state_meet_as_equals() -> None:
     settings = outer_settings(2, "all", "none")
-    clusters = make(settings)
-    together(clusters, lambda cluster: cluster.engine.start())
-    for _ in range(7):
-        step(clusters)
-    old = Saved(clusters[0])
-    for _ in range(10):
-        step(clusters)
-    new = Saved(clusters[1])
+    old, new = an_old_and_a_new_save(settings)
     assert new.snapshot.shared is not None
-    end(clusters)
     both = make(settings)
     old.into(both[0])
     both[0].engine.take_over(new.snapshot.shared, new.snapshot.progress)
@@ -321,8 +313,7 @@ def test_two_clusters_that_took_over_the_same_state_meet_as_equals() -> None:
 
 def test_a_run_that_a_fresh_cluster_has_begun_alone_does_not_replace_an_older_one() -> None:
     settings = outer_settings(0, "all", "none")
-    clusters = make(settings)
-    together(clusters, lambda cluster: cluster.engine.start())
+    clusters = begun(settings)
     for _ in range(LOCAL_STEPS):
         step(clusters)
     old = Saved(clusters[0])

@@ -293,6 +293,16 @@ def test_a_page_that_could_not_be_written_leaves_the_old_one(
     assert os.listdir(tmp_path) == ["report.html"]
 
 
+def test_a_folder_where_the_page_would_be_is_told_by_its_name(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+):
+    (run_dir / "report.html").mkdir()
+    there = sorted(os.listdir(run_dir))
+    assert main(["report", "--run", str(run_dir)]) == 1
+    assert f"{run_dir}/report.html is a folder, so the page can't" in capsys.readouterr().err
+    assert sorted(os.listdir(run_dir)) == there
+
+
 def test_a_folder_without_metrics_is_refused_before_anything_is_written(tmp_path: Path):
     with pytest.raises(TrackingError, match="holds no metrics"):
         write_report([tmp_path], tmp_path / "report.html")

@@ -109,9 +109,9 @@ def _measure(bench: ScaleBench, clusters: int) -> dict[str, Any]:
                 told = _round(started)
                 rounds.append((before, told, link.counted()))
         finally:
-            for process in (server, *(process for process, _ in started)):
-                process.kill()
-                process.join()
+            # A cluster that outlives its coordinator says that it misses it.
+            _end([process for process, _ in started])
+            _end([server])
     sent = [[b.sent - a.sent for a, b in zip(x, y, strict=True)] for x, _, y in rounds]
     received = [[b.received - a.received for a, b in zip(x, y, strict=True)] for x, _, y in rounds]
     told = [answer for _, answers, _ in rounds for answer in answers]
@@ -130,6 +130,13 @@ def _measure(bench: ScaleBench, clusters: int) -> dict[str, Any]:
         "proportional_bytes": max(answer["memory"]["proportional"] for answer in told),
         "digests_equal": all(len({a["digest"] for a in answers}) == 1 for _, answers, _ in rounds),
     }
+
+
+def _end(processes: Sequence[ForkProcess]) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
 
 
 def _coordinate(link: SlowLink, pipe: Connection, secret: RunSecret) -> None:

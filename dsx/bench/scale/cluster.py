@@ -2,7 +2,6 @@
 
 import ctypes
 import math
-import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -83,7 +82,7 @@ def run_cluster(task: ScaleCluster, link: SlowLink, pipe: Connection) -> None:
     """The body of a forked process.
 
     It sends "ready" when it has met the others, makes a round at every message that comes, and
-    sends what the round was like; it ends at None.
+    sends what the round was like, until it is killed.
     """
     # Not even a killed bench leaves its clusters behind.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -104,7 +103,8 @@ def run_cluster(task: ScaleCluster, link: SlowLink, pipe: Connection) -> None:
     engine = OuterEngine(task.settings, weights, meeting.exchange, vocab_size=vocabulary)
     engine.start()
     pipe.send("ready")
-    while pipe.recv() is not None:
+    while True:
+        pipe.recv()
         weights.step()
         engine.advance(_TOKENS, 1.0)
         report = engine.settle()
@@ -117,8 +117,6 @@ def run_cluster(task: ScaleCluster, link: SlowLink, pipe: Connection) -> None:
                 "memory": own_memory(),
             }
         )
-    # Peers end in any order: nobody waits for a thread that waits for one of them.
-    os._exit(0)
 
 
 def own_memory() -> dict[str, int]:

@@ -50,7 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise SettingsError(f"--clusters {arguments.clusters}: give numbers from 2 to {_MOST}")
     rate = None if arguments.rate == "none" else read_rate(arguments.rate, "--rate")
     take_network_rights()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+    # Before torch is imported; it warns of each connection that no address there has a name.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from dsx.bench.scale.bench import ScaleBench, run_scale_bench
 
     parameters = round(read_count(arguments.parameters, "--parameters"))
