@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
             if unsaved:
                 # Without a save of its own, the run has to begin where this launch did.
                 anything = any(saved_since(run_dir, name, started) for name in names)
-                started_from = None if anything else args.resume
+                started_from = "auto" if anything else args.resume
                 print(
                     f"dsx: {', '.join(unsaved)} had not saved by then: what was trained since the "
                     f"last checkpoint is lost; go on with:\n  {_again(started_from)}",
@@ -142,11 +142,9 @@ def _require_enough(settings: Settings, clusters: int) -> None:
         )
 
 
-def _again(resume: str | None = None) -> str:
-    """The command line of this process, without a `--resume` but for one that has `resume`."""
-    words = sys.argv[1:]
-    if "--resume" in words:
-        at = words.index("--resume")
-        if words[at + 1] != resume:
-            words = words[:at] + words[at + 2 :]
-    return shlex.join(["dsx", *words])
+def _again(resume: str = "auto") -> str:
+    """The command line of this process, with such a `--resume` in the place of its own."""
+    from dsx.cluster.launcher import without_resume
+
+    chosen = [] if resume == "auto" else ["--resume", resume]
+    return shlex.join(["dsx", *without_resume(sys.argv[1:]), *chosen])

@@ -23,15 +23,22 @@ def go_on_command(module: str, words: Sequence[str], processes: int, hostfile: P
         processes: ranks of this cluster.
         hostfile: where to write the cluster's hosts, if there are several.
     """
-    own: list[str] = []
+    # What was saved now is newer than what `--resume` names.
+    own = [word for word in without_resume(words) if not word.startswith("--local_rank")]
+    launcher = launcher_words(launched_world(), processes, hostfile)
+    return shlex.join([*launcher, "--module", module, *own])
+
+
+def without_resume(words: Sequence[str]) -> list[str]:
+    """A command's words but for `--resume`, in either way to write it."""
+    left: list[str] = []
     rest = iter(words)
     for word in rest:
         if word == "--resume":
-            next(rest, None)  # what was saved now is newer than what that names
-        elif not word.startswith(("--local_rank", "--resume=")):
-            own.append(word)
-    launcher = launcher_words(launched_world(), processes, hostfile)
-    return shlex.join([*launcher, "--module", module, *own])
+            next(rest, None)
+        elif not word.startswith("--resume="):
+            left.append(word)
+    return left
 
 
 def launched_world(words: Sequence[str] | None = None) -> dict[str, list[int]]:

@@ -1,6 +1,5 @@
 """What of this machine and this set-up a run would stumble over."""
 
-import getpass
 import importlib.metadata
 import os
 import platform
@@ -164,11 +163,12 @@ def _network() -> Iterator[Row]:
 
 def _listeners() -> Iterator[Row]:
     """Every socket on which a process of dsx or DeepSpeed of this user listens."""
-    own = getpass.getuser()
+    # By number: in a container the user often has no name, or another than USER says.
+    own = os.getuid()
     none = True
-    for process in psutil.process_iter(["username", "cmdline"]):
-        words = process.info["cmdline"] or []
-        if process.info["username"] != own or not _is_ours(words):
+    for process in psutil.process_iter(["uids", "cmdline"]):
+        words, uids = process.info["cmdline"] or [], process.info["uids"]
+        if uids is None or uids.real != own or not _is_ours(words):
             continue
         try:
             sockets = process.net_connections(kind="inet")
@@ -212,6 +212,9 @@ def _what(words: list[str]) -> str:
 
 
 def _data(settings: Settings) -> Iterator[Row]:
+    # It imports transformers, for which a look at the machine alone need not wait.
+    from dsx.training.preflight import require_writable
+
     dsx = settings.dsx
     yield Row("settings", f"{dsx.name}: sound")
     cache = Path(dsx.data.cache_dir)
@@ -229,7 +232,12 @@ def _data(settings: Settings) -> Iterator[Row]:
         yield Row("tokenizer", f"{dsx.tokenizer}, on this machine")
     else:
         yield _hub_tokenizer(dsx.tokenizer)
-    yield Row("run folder", f"{dsx.run_dir}, {_free_gib(Path(dsx.run_dir)):.0f} GiB free")
+
+    def run_folder() -> str:
+        require_writable(dsx.run_dir)
+        return f"{dsx.run_dir}, {_free_gib(Path(dsx.run_dir)):.0f} GiB free"
+
+    yield _guarded("run folder", run_folder)
 
 
 def _hub_tokenizer(name: str) -> Row:

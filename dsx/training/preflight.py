@@ -59,7 +59,7 @@ def preflight(settings: Settings, processes: int, check_split: bool = True) -> P
         DsxError: naming the value, the limit and the way out.
     """
     replicas = check_layout(settings, processes)
-    _require_writable(settings.dsx.run_dir)
+    require_writable(settings.dsx.run_dir)
     plan, stages = plan_model(settings)
     data = prepare(settings, plan.vocab_size)
     given = settings.dsx.model.config
@@ -71,8 +71,11 @@ def preflight(settings: Settings, processes: int, check_split: bool = True) -> P
     return Preflight(plan, stages, replicas, data)
 
 
-def _require_writable(run_dir: str) -> None:
-    """Leaves no folder behind: what comes after may be refused, too."""
+def require_writable(run_dir: str) -> None:
+    """Raise LaunchError unless a run can write there.
+
+    Leaves no folder behind: what comes after may be refused, too.
+    """
     there = Path(run_dir).absolute()
     try:
         while not there.exists():

@@ -1,5 +1,9 @@
 """`dsx local` with a stand-in for the `deepspeed` command."""
 
+import os
+import shlex
+import signal
+import threading
 from argparse import ArgumentParser
 from pathlib import Path
 
@@ -12,6 +16,7 @@ from dsx.exchange.secret import RunSecret
 from dsx.training import preflight
 from tests.checkpoint.made_up import save
 from tests.cluster.fake_deepspeed import FakeDeepSpeed
+from tests.cluster.test_supervise import wait_for
 from tests.settings.files import changed, written
 from tests.tracking.runs import write_run
 
@@ -168,9 +173,42 @@ def test_a_checkpoint_that_is_not_there_is_refused_before_anything_is_started(
     assert not (fake.folder / "pids").exists()
 
 
-def test_the_way_on_keeps_a_start_from_elsewhere_until_something_is_saved(
+@pytest.mark.parametrize(
+    ("given", "saves"),
+    [
+        (["--resume", "OLD"], False),
+        (["--resume=OLD"], False),
+        (["--resume=OLD"], True),
+        ([], False),
+    ],
+)
+def test_the_way_on_after_a_signal_is_the_command_to_type_again(
+    settings: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    given: list[str],
+    saves: bool,
 ):
-    monkeypatch.setattr("sys.argv", ["dsx", "local", "--resume", "old/run", "--clusters", "2"])
-    assert local._again("old/run") == "dsx local --resume old/run --clusters 2"
-    assert local._again() == "dsx local --clusters 2"
+    """From where it began, until anything is saved: then without the `--resume`."""
+    fake = use(monkeypatch, tmp_path, c0="slow", c1="slow")
+    old = tmp_path / "old run"
+    for cluster in ("c0", "c1"):
+        save(old, cluster, step=70, round_=2)
+    words = ["--deepspeed_config", str(settings), *(w.replace("OLD", str(old)) for w in given)]
+    monkeypatch.setattr("sys.argv", ["dsx", "local", *words])
+
+    def stop() -> None:
+        wait_for(lambda: {"c0", "c1"} <= set(fake.pids()))
+        if saves:
+            save(tmp_path / "run", "c0", step=80, round_=3)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    assert call(*words) == 128 + signal.SIGTERM
+    thread.join()
+    way_on = shlex.split(capfd.readouterr().err.splitlines()[-1])
+    plain = ["dsx", "local", "--deepspeed_config", str(settings)]
+    assert way_on == ([*plain, "--resume", str(old)] if given and not saves else plain)
+    assert fake.alive() == []

@@ -7,7 +7,7 @@ from torch import nn
 
 from dsx.exchange.in_process import InProcessHub
 from dsx.exchange.interface import Exchange
-from dsx.outer.engine import OuterEngine
+from dsx.outer.engine import OuterEngine, RoundReport
 from dsx.outer.weights import ModuleWeights
 from dsx.settings.dsx_block import OuterSettings
 from tests.outer.lockstep import FEATURES, Cluster
@@ -51,7 +51,15 @@ class Adaptive(Cluster):
         )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self._now = 0.0
-        self.engine = OuterEngine(settings, ModuleWeights(self.model), exchange, clock=self.clock)
+        self.engine = OuterEngine(
+            settings,
+            ModuleWeights(self.model),
+            exchange,
+            on_commit=self._note_choice,
+            clock=self.clock,
+        )
+        self.chosen: dict[int, tuple[int, int]] = {}
+        """By round, inner steps and rank that were chosen when it was committed."""
         self.step_seconds = (1 + self.index) / 64
 
     def clock(self) -> float:
@@ -60,6 +68,10 @@ class Adaptive(Cluster):
         round_ = engine.round if engine is not None else 0
         self._now += (1 + self.index + (round_ // 3) % 4) / 64
         return self._now
+
+    def _note_choice(self, report: RoundReport) -> None:
+        progress = self.engine.state.progress
+        self.chosen[report.round] = progress.next_local_steps, progress.next_rank
 
     def inner_step(self) -> None:
         """Train, and tell the engine."""

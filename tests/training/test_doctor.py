@@ -59,7 +59,8 @@ def test_everything_that_is_wrong_comes_with_what_to_do(
     monkeypatch.setenv("WANDB_MODE", "sometimes")
     RunSecret.create(tmp_path / "secret")
     (tmp_path / "secret").chmod(0o644)
-    changes = {"dsx.data.source": str(tmp_path / "nothing.txt"), "dsx.run_dir": str(tmp_path)}
+    run_dir = tmp_path / "secret" / "run"
+    changes = {"dsx.data.source": str(tmp_path / "nothing.txt"), "dsx.run_dir": str(run_dir)}
     path = written(tmp_path, changed(**changes))
     words = ["--secret-file", str(tmp_path / "secret"), "--deepspeed_config", str(path)]
     with Coordinator("127.0.0.1:0", secret=RunSecret(b"o" * 32)) as coordinator:
@@ -71,6 +72,7 @@ def test_everything_that_is_wrong_comes_with_what_to_do(
     assert fixes["GLOO_SOCKET_IFNAME"].startswith("set it to one of")
     assert "set it to online" in fixes["wandb mode"]
     assert fixes["corpus"]
+    assert fixes["run folder"] == "choose another folder, or make this one writable"
 
 
 def test_settings_that_are_wrong_are_a_row_beside_the_others(
@@ -110,8 +112,11 @@ def test_a_narrow_terminal_cuts_nothing_off(
 
 @pytest.mark.parametrize(("host", "wrong"), [("127.0.0.1", False), ("0.0.0.0", True)])
 def test_what_listens_on_all_interfaces_is_wrong_and_what_is_on_one_is_not(
-    capsys: pytest.CaptureFixture[str], host: str, wrong: bool
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, host: str, wrong: bool
 ) -> None:
+    # Not the user whose processes these are, as in a container or behind sudo.
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "nobody-here")
     process = subprocess.Popen(
         [sys.executable, "-c", LISTENER, "dsx.train", host],
         stdin=subprocess.PIPE,
