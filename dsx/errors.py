@@ -4,6 +4,8 @@ Every message names the offending value, the limit it broke and the way out; `ds
 without a traceback. Anything else that escapes is a fault of ours and keeps its traceback.
 """
 
+from pathlib import Path
+
 
 class DsxError(Exception):
     """Base of all errors that a user can act on."""
@@ -39,7 +41,15 @@ class CheckpointError(DsxError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """The files of a checkpoint are not those that were written."""
+    """The files of a checkpoint are not those that were written.
+
+    Args:
+        path: of the damaged file, or of the folder that lacks one.
+    """
+
+    def __init__(self, text: str, path: Path) -> None:
+        super().__init__(text)
+        self.path = path
 
 
 class LaunchError(DsxError):

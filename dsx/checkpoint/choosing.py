@@ -145,7 +145,7 @@ def _at(path: Path, cluster: str) -> Choice:
 
 def _single(path: Path, cluster: str) -> Choice:
     folder = RunFolder(path.resolve().parent.parent.parent)
-    with advised("--resume", lambda: folder.list(cluster).complete):
+    with advised("--resume", lambda _: folder.list(cluster).complete):
         checkpoint = open_checkpoint(path)
     if checkpoint.manifest.cluster == cluster:
         return Choice(checkpoint, True)

@@ -106,7 +106,7 @@ def export_run(
         ModelError: `output` is in use.
     """
     if checkpoint is not None:
-        with advised("--checkpoint", lambda: _complete(run_dir)):
+        with advised("--checkpoint", lambda _: _complete(run_dir)):
             found = open_checkpoint(Path(checkpoint))
         return _export(Path(run_dir), found, Path(output), dtype)
     while True:
@@ -133,7 +133,7 @@ def _export(run_dir: Path, found: Checkpoint, output: Path, dtype: Dtype | None)
     if replaces:
         shutil.rmtree(target, ignore_errors=True)
     has_tokenizer = tokenizer.is_dir()
-    with advised("--checkpoint", lambda: older(found, _complete(run_dir))):
+    with advised("--checkpoint", lambda path: older(found, path, _complete(run_dir))):
         export_hf(
             config_from_dict(manifest.model),
             ChainMap(*layers),

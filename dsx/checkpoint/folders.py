@@ -27,7 +27,7 @@ from dsx.checkpoint.manifest import (
     sync_folder,
 )
 from dsx.checkpoint.tensor_file import read_tensor
-from dsx.errors import CheckpointError
+from dsx.errors import CheckpointError, DamagedCheckpointError
 
 log = logging.getLogger(__name__)
 
@@ -195,8 +195,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     shared = folder.parent.parent / SHARED / manifest.shared
     try:
         return Checkpoint(folder, manifest, read_manifest(shared, SharedManifest))
-    except CheckpointError as error:
-        raise type(error)(f"{folder} lacks its shared part: {error}") from error
+    except DamagedCheckpointError as error:
+        text = f"{folder} lacks its shared part: {error}"
+        raise DamagedCheckpointError(text, error.path) from error
 
 
 def hold(folder: Path, cluster: str) -> None:

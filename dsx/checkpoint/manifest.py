@@ -133,30 +133,36 @@ def read_manifest(folder: Path, kind: type[Manifest]) -> Manifest:
         body = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DamagedCheckpointError(
-            f"{folder} is no complete checkpoint: it has no {MANIFEST}"
+            f"{folder} is no complete checkpoint: it has no {MANIFEST}", folder
         ) from None
     except (OSError, ValueError) as error:
-        raise DamagedCheckpointError(f"{path} is damaged: {error}") from error
+        raise DamagedCheckpointError(f"{path} is damaged: {error}", path) from error
     if not isinstance(body, dict) or body.pop("crc32", None) != _checksum(body):
         raise DamagedCheckpointError(
-            f"{path} is damaged: its checksum is not the one that was written"
+            f"{path} is damaged: its checksum is not the one that was written", path
         )
     if body.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} has format {body.get('format')}, this version of dsx reads {FORMAT}"
+        )
+    wanted = kind.model_fields["kind"].default
+    if body.get("kind") != wanted:
+        raise CheckpointError(
+            f"{folder} holds the {body.get('kind')} part of checkpoints, not the {wanted} part; a "
+            "checkpoint is a folder RUN/checkpoints/CLUSTER/step-..."
         )
     try:
         manifest = kind.model_validate(body)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise DamagedCheckpointError(f"{path} is damaged: {key}: {first['msg']}") from error
+        raise DamagedCheckpointError(f"{path} is damaged: {key}: {first['msg']}", path) from error
     for name, record in manifest.files.items():
         file = folder / name
         size = file.stat().st_size if file.exists() else None
         if size != record.bytes:
             found = "is missing" if size is None else f"has {size} bytes instead of {record.bytes}"
-            raise DamagedCheckpointError(f"{folder} is damaged: {name} {found}")
+            raise DamagedCheckpointError(f"{folder} is damaged: {name} {found}", folder)
     return manifest
 
 

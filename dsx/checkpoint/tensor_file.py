@@ -63,10 +63,12 @@ def read_tensor(path: Path, key: str, record: TensorRecord) -> torch.Tensor:
         with safe_open(path, framework="pt", device="cpu") as file:
             tensor: torch.Tensor = file.get_tensor(key)
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
-        raise DamagedCheckpointError(f"{path} is damaged: {key} can't be read: {error}") from error
+        raise DamagedCheckpointError(
+            f"{path} is damaged: {key} can't be read: {error}", path
+        ) from error
     if list(tensor.shape) != record.shape or zlib.crc32(_raw(tensor)) != record.crc32:
         raise DamagedCheckpointError(
-            f"{path} is damaged: the checksum of {key} is not the one that was written"
+            f"{path} is damaged: the checksum of {key} is not the one that was written", path
         )
     return tensor
 

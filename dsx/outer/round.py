@@ -176,6 +176,7 @@ class RoundExchange:
         self._left, self._digest = contribution, contribution.digest
         self._healed = self._diverged = False
         self._met_nobody = True
+        told = ""
         while True:
             try:
                 outcome = self._attempt()
@@ -186,8 +187,12 @@ class RoundExchange:
                 # somebody like that, and goes on when that one has left.
                 if refused and contribution.starting:
                     raise
-                # Who was met is tried again; a coordinator that is away is not waited for as long.
-                most = min(limit, self._deadlines.shortest) if self._met_nobody else limit
+                # Who was met is tried again; a coordinator that is away is not waited for as long,
+                # but by those who have nothing else to do.
+                most = limit
+                if self._met_nobody:
+                    shortest = min(limit, self._deadlines.shortest)
+                    most = self._deadlines.longest if contribution.starting else shortest
                 late = time.monotonic() - began > most
                 vote, _ = self._exchange.agree(Vote.FAILED if late else Vote.YES)
                 if vote is Vote.FAILED:
@@ -195,7 +200,9 @@ class RoundExchange:
                         raise
                     outcome = Outcome(False, "", (), problem=str(error))
                     break
-                log.warning("round %d is repeated: %s", self._state.progress.round, error)
+                if str(error) != told:
+                    log.warning("round %d is repeated: %s", self._state.progress.round, error)
+                told = str(error)
             time.sleep(_PAUSE_SECONDS)
         if outcome.share == 0:
             rest = self._left

@@ -201,7 +201,7 @@ def parse_line(line: str, where: str) -> Event | None:
         return _READ[kind].validate_json(line, strict=True)
     except ValidationError as error:
         first = _explain(error.errors(include_url=False)[0])
-        raise TrackingError(f"{where}: a {kind!r} line {first}; {_WAY_OUT}") from error
+        raise TrackingError(f"{where}: a line of kind {kind!r} {first}; {_WAY_OUT}") from error
 
 
 def _explain(item: ErrorDetails) -> str:

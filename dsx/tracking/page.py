@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 
+MARK = '<meta name="generator" content="dsx report">'
 # The --series colours are told apart by colour-blind readers, too (after Okabe and Ito). They are
 # the variables that `dsx.tracking.svg` leaves in the drawings.
 CSS = """
@@ -49,11 +51,18 @@ def page(title: str, body: Sequence[str]) -> str:
     """A whole page. `title` is escaped here, `body` holds finished HTML."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f"{MARK}\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         # Without an icon of its own a browser asks the server for one.
         f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n'
         f"<style>{CSS}</style>\n</head>\n<body>\n" + "\n".join(body) + "\n</body>\n</html>\n"
     )
+
+
+def is_page(path: Path) -> bool:
+    """Whether that file is such a page, which a newer one may replace."""
+    with path.open("rb") as file:
+        return MARK.encode() in file.read(500)
 
 
 def section(title: str, content: str) -> str:

@@ -34,13 +34,18 @@ def write_report(run_dirs: Sequence[Path | str], output: Path | str) -> Path:
     """Write the page about one or more runs to `output`, whole or not at all.
 
     Raises `TrackingError` when a folder holds no metrics, or damaged ones, and when `output` is a
-    folder itself.
+    folder, or a file that is no earlier report.
     """
     target = Path(output)
     if target.is_dir():
         raise TrackingError(
             f"{target} is a folder, so the page can't be written there; give it the name of a file "
             "with --output, or move that folder away"
+        )
+    if target.exists() and not page.is_page(target):
+        raise TrackingError(
+            f"{target} is there already and no report, so it stays as it is; give another name "
+            "with --output, or remove it"
         )
     text = render_report(run_dirs)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -57,8 +62,11 @@ def write_report(run_dirs: Sequence[Path | str], output: Path | str) -> Path:
 
 
 def render_report(run_dirs: Sequence[Path | str]) -> str:
-    """The page as text."""
+    """The page as text. Raises `TrackingError` as `write_report`."""
     read = [read_events(run_dir) for run_dir in run_dirs]
+    for run_dir, events in zip(run_dirs, read, strict=True):
+        if not events:
+            raise TrackingError(f"{run_dir}: its metrics hold not one line; has the run started?")
     summaries = [
         RunSummary.from_events(events, Path(run_dir).resolve().name)
         for events, run_dir in zip(read, run_dirs, strict=True)

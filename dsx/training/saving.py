@@ -91,12 +91,12 @@ class RunSaver:
         seed_generators(f"{self._dsx.seed} {self._cluster} {self._engine.rank}")
         if checkpoint is None:
             return
-        with advised("--resume", lambda: self._older(checkpoint)):
+        with advised("--resume", lambda path: self._older(checkpoint, path)):
             self._restore_own(checkpoint, outer)
         ahead = self._choice.ahead if self._choice is not None else None
         if outer is not None and ahead is not None:
             assert ahead.shared is not None
-            with advised("--resume", lambda: [checkpoint]):
+            with advised("--resume", lambda _: [checkpoint]):
                 outer.take_over(
                     ahead.shared_tensors(""), Progress.model_validate(ahead.shared.progress)
                 )
@@ -123,9 +123,9 @@ class RunSaver:
         if outer is not None:
             outer.restore(self._snapshot(checkpoint, names))
 
-    def _older(self, checkpoint: Checkpoint) -> list[Checkpoint]:
+    def _older(self, checkpoint: Checkpoint, damaged: Path) -> list[Checkpoint]:
         cluster = checkpoint.manifest.cluster
-        return older(checkpoint, self._folder_of(checkpoint).list(cluster).complete)
+        return older(checkpoint, damaged, self._folder_of(checkpoint).list(cluster).complete)
 
     @property
     def position(self) -> int:

@@ -13,6 +13,7 @@ import torch
 
 from dsx.errors import ExchangeError
 from dsx.exchange.in_process import InProcessHub
+from dsx.outer import deadlines
 from dsx.outer import engine as engine_
 from dsx.outer import round as round_
 from dsx.outer.control import Observed
@@ -199,6 +200,18 @@ def _note_healing(cluster: Cluster, healed: list[tuple[int, int]]) -> None:
         )
 
     cluster.engine._round._settle_doubts = note  # type: ignore[method-assign]
+
+
+def test_who_has_not_begun_waits_for_a_coordinator_that_is_away_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(deadlines, "_SHORTEST_SECONDS", 0.0)
+    (cluster,) = make(OuterSettings(local_steps=LOCAL_STEPS, **AVERAGING), 1)
+    away = Failing(cluster, "join", 0, times=3)
+    train([cluster])
+    assert away.failed == 3
+    assert caplog.text.count("round 0 is repeated: the link is down") == 1
+    assert cluster.engine.round == STEPS / LOCAL_STEPS
 
 
 def test_a_joiner_that_is_lost_in_mid_transfer_harms_nobody() -> None:

@@ -112,17 +112,23 @@ def test_a_damaged_line_inside_the_file_is_named(tmp_path: Path):
         ("[1, 2]", "is [1, 2], not a JSON object"),
         (
             '{"kind": "eval", "cluster": "c0", "time": 1.0, "step": 3}',
-            "a 'eval' line has no 'round'",
+            "a line of kind 'eval' has no 'round'",
         ),
-        ({"kind": "eval", "weights": "own"}, """a 'eval' line has "own" as 'weights', expected"""),
-        ({"kind": "phases", "rank": 0, "spans": [["x", 1]]}, "a 'phases' line has no 'spans.0.2'"),
-        ('{"kind": "inner"}', "a 'inner' line has no 'cluster'"),
-        ({"loss": "x"}, """a 'inner' line has "x" as 'loss', expected a number"""),
-        ({"loss": "2.5"}, """a 'inner' line has "2.5" as 'loss', expected a number"""),
-        ({"step": 1.5}, "a 'inner' line has 1.5 as 'step', expected an integer"),
-        ({"step": None}, "a 'inner' line has null as 'step', expected an integer"),
-        ({"time": True}, "a 'inner' line has true as 'time', expected a number"),
-        ({"cluster": 0}, "a 'inner' line has 0 as 'cluster', expected a text"),
+        (
+            {"kind": "eval", "weights": "own"},
+            """a line of kind 'eval' has "own" as 'weights', expected""",
+        ),
+        (
+            {"kind": "phases", "rank": 0, "spans": [["x", 1]]},
+            "a line of kind 'phases' has no 'spans.0.2'",
+        ),
+        ('{"kind": "inner"}', "a line of kind 'inner' has no 'cluster'"),
+        ({"loss": "x"}, """a line of kind 'inner' has "x" as 'loss', expected a number"""),
+        ({"loss": "2.5"}, """a line of kind 'inner' has "2.5" as 'loss', expected a number"""),
+        ({"step": 1.5}, "a line of kind 'inner' has 1.5 as 'step', expected an integer"),
+        ({"step": None}, "a line of kind 'inner' has null as 'step', expected an integer"),
+        ({"time": True}, "a line of kind 'inner' has true as 'time', expected a number"),
+        ({"cluster": 0}, "a line of kind 'inner' has 0 as 'cluster', expected a text"),
     ],
 )
 def test_a_line_that_is_no_event_is_named_with_what_was_expected(

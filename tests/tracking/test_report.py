@@ -281,7 +281,8 @@ def test_a_page_that_could_not_be_written_leaves_the_old_one(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     output = tmp_path / "report.html"
-    output.write_text("old")
+    old = render_report([run_dir])
+    output.write_text(old)
 
     def full(*_: object) -> None:
         raise OSError("disk full")
@@ -289,8 +290,27 @@ def test_a_page_that_could_not_be_written_leaves_the_old_one(
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="disk full"):
         write_report([run_dir], output)
-    assert output.read_text() == "old"
+    assert output.read_text() == old
     assert os.listdir(tmp_path) == ["report.html"]
+
+
+def test_only_an_earlier_page_is_replaced(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    metrics = next(run_dir.glob("metrics-*.jsonl"))
+    before = metrics.read_bytes()
+    assert main(["report", "--run", str(run_dir), "--output", str(metrics)]) == 1
+    assert f"{metrics} is there already and no report" in capsys.readouterr().err
+    assert metrics.read_bytes() == before
+    page = str(tmp_path / "report.html")
+    assert main(["report", "--run", str(run_dir), "--output", page]) == 0
+    assert main(["report", "--run", str(run_dir), "--output", page]) == 0
+
+
+def test_metrics_without_a_line_are_told(tmp_path: Path):
+    (tmp_path / "metrics-c0.jsonl").touch()
+    with pytest.raises(TrackingError, match="not one line"):
+        render_report([tmp_path])
 
 
 def test_a_folder_where_the_page_would_be_is_told_by_its_name(
