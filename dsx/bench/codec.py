@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from dsx.compression.build import build_codec
 from dsx.compression.codec import Codec
 from dsx.compression.compiling import compiler_available
 from dsx.compression.measure import relative_error
-from dsx.errors import DsxError, SettingsError
-from dsx.settings.codec_block import CodecSettings, LowRankCodec, TopKCodec
+from dsx.errors import DsxError
+from dsx.settings.codec_block import CodecSettings, CompressionSettings, LowRankCodec, TopKCodec
+from dsx.settings.loading import parse_block
 
 DEFAULT_CODECS: tuple[Any, ...] = (
     "none",
@@ -133,10 +133,7 @@ def run_codec_bench(
 
 def parse_codec(codec: Any) -> CodecSettings:
     """Codec settings from what a settings file may hold; SettingsError if it is no codec."""
-    try:
-        return TypeAdapter[CodecSettings](CodecSettings).validate_python(codec)
-    except ValidationError as error:
-        raise SettingsError(f"{codec!r} is no codec: {error}") from error
+    return parse_block({"matrices": codec}, CompressionSettings, "a codec").matrices
 
 
 def _parsed(text: str) -> Any:

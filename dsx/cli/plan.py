@@ -18,7 +18,7 @@ from dsx.settings import Settings
 
 HELP = "Say what a run needs and how fast it will be, before a GPU is rented."
 
-
+_MOST_CLUSTERS = 1000
 _USAGE = """\
 dsx plan --deepspeed_config FILE --gpus-per-cluster N --gpu NAME --link 1gbit [option ...]
        dsx plan --deepspeed_config FILE (--figure FILE.svg | --dry-run | --validate) [option ...]"""
@@ -99,6 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise SettingsError(f"--stage {arguments.stage} is of --dry-run; add that, or leave it out")
     if arguments.measured is not None and not arguments.validate:
         raise SettingsError(f"--from {arguments.measured} is of --validate; add that")
+    if arguments.write and (arguments.figure or arguments.dry_run or arguments.validate):
+        raise SettingsError(f"--write {arguments.write} is of a plan; leave it out here")
     raw, settings = load_with_raw(arguments.deepspeed_config, arguments.overrides)
     if arguments.figure:
         return _figure(arguments, raw)
@@ -118,6 +120,11 @@ def _plan(arguments: argparse.Namespace, raw: dict[str, Any], settings: Settings
         raise SettingsError(
             f"a plan needs {names}, too; for example "
             "--gpus-per-cluster 80 --gpu a800-40g --link 1gbit"
+        )
+    if not 2 <= arguments.clusters <= _MOST_CLUSTERS:
+        raise SettingsError(
+            f"--clusters {arguments.clusters}: a plan is of 2 to {_MOST_CLUSTERS} clusters (one "
+            "exchanges with nobody)"
         )
     if arguments.mfu is not None and not 0 < arguments.mfu <= 1:
         raise SettingsError(f"--mfu {arguments.mfu:g}: give a share above 0 and up to 1")

@@ -1,5 +1,6 @@
 """What to change when no layout fits."""
 
+import math
 from collections.abc import Sequence
 
 from dsx.planning.costs import ModelCosts
@@ -54,7 +55,10 @@ def explain(
         f"{name} {bytes_text(getattr(memory, name))}"
         for name in ("weights", "gradients", "optimizer", "activations", "working")
     )
-    ways = [*other, f"GPUs of {bytes_text(needed)} (--gpu memory=...)"]
+    # Rounded up as it is shown, so that such a GPU does.
+    shown = 10.0 ** (math.floor(math.log10(needed)) - 2)
+    enough = bytes_text(math.ceil(needed / shown) * shown)
+    ways = [*other, f"GPUs of {enough} (--gpu memory=...)"]
     if settings.dsx.data.seq_len > 1024:
         ways.append(f"shorter sequences (dsx.data.seq_len is {settings.dsx.data.seq_len})")
     return (

@@ -156,15 +156,26 @@ class Planner:
         ]
         hidden = [option for option in (as_set, *options) if option.hides]
         if not hidden:
-            least = min([as_set, *options], key=lambda option: option.exchange_seconds)
-            raise PlanError(
-                f"an exchange takes {least.exchange_seconds:,.3g} s at the fewest bits "
-                f"({least.traffic.bytes / 1e6:,.3g} MB a round) and an inner step "
-                f"{chosen.step.seconds:.3g} s: no round of up to 500 steps hides it; raise the "
-                "link's rate or the batch of a step (gradient_accumulation_steps), or see with "
-                "--as-set what the file's own settings give"
-            )
+            raise PlanError(self._never_hides(request, chosen))
         return max(hidden, key=lambda option: option.expected_kept)
+
+    def _never_hides(self, request: Request, chosen: LayoutPlan) -> str:
+        """Why no round does, when even that of the quickest exchange does not."""
+        own = request.settings.dsx.outer
+        tried = (
+            self._outer(request, chosen, own.model_copy(update={"compression": compression}))
+            for compression in compressions(own.compression)
+        )
+        least = min(tried, key=lambda option: option.exchange_seconds)
+        waiting = 2 * request.link.latency * least.traffic.roundtrips
+        better = "less latency" if waiting > least.exchange_seconds / 2 else "a higher rate"
+        return (
+            f"an exchange takes {least.exchange_seconds:,.3g} s at the fewest bits "
+            f"({least.traffic.bytes / 1e6:,.3g} MB and {least.traffic.roundtrips} round trips a "
+            f"round) and an inner step {chosen.step.seconds:.3g} s: no round of up to 500 steps "
+            f"hides it; find a link of {better}, or raise the batch of a step "
+            "(gradient_accumulation_steps), or see with --as-set what the file's own settings give"
+        )
 
     def _outer(self, request: Request, chosen: LayoutPlan, outer: OuterSettings) -> OuterPlan:
         layout = chosen.layout

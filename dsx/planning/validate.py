@@ -96,6 +96,7 @@ def measure(config: str, overrides: Sequence[str]) -> dict[str, Any]:
             *overrides,
             *_sizes(model),
             f"dsx.training.steps={STEPS}",
+            "dsx.training.schedule.warmup_steps=0",
             "dsx.outer.adapt.local_steps=fixed",
         ]
         runs += [_bench(config, rate, METHODS, changed) for rate in RATES]

@@ -3,11 +3,12 @@
 import json
 import re
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
 from dsx.errors import SettingsError
+from dsx.settings.base import Block
 from dsx.settings.checks import cross_field_problems
 from dsx.settings.problems import (
     Implied,
@@ -19,6 +20,8 @@ from dsx.settings.problems import (
 )
 from dsx.settings.settings import Settings
 from dsx.settings.tree import blocks_at
+
+AnyBlock = TypeVar("AnyBlock", bound=Block)
 
 
 def load_settings(path: str | Path, overrides: Overrides = ()) -> Settings:
@@ -59,6 +62,14 @@ def parse_settings(
     if problems:
         raise settings_error(source, problems, overrides)
     return settings
+
+
+def parse_block(raw: dict[str, Any], kind: type[AnyBlock], source: str) -> AnyBlock:
+    """`raw` as one checked block by itself. Raises `SettingsError` that lists every problem."""
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        raise settings_error(source, translate(error, raw, kind)) from None
 
 
 def read_json(path: str | Path) -> dict[str, Any]:

@@ -64,6 +64,27 @@ def test_a_number_of_clusters_that_has_no_exchange_is_refused(
     assert "from 2 to 250" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("outer", "said"),
+    [
+        ('{"momentum_warmup_step": 1}', "did you mean momentum_warmup_steps"),
+        ('{"momentum": 2}', "momentum: is 2; it must be less than 1"),
+        ('{"local_steps": 5}', "--outer: local_steps: the clusters of this bench"),
+        ('{"delay":', 'is {"delay":, which is not JSON'),
+        ("[]", "is []; give a JSON object"),
+    ],
+)
+def test_wrong_outer_settings_are_told_as_those_of_a_file(
+    outer: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(["bench", "scale", "--outer", outer])
+    except SystemExit as exit_:  # argparse's own way
+        code = int(str(exit_.code))
+    assert code == EXIT_USAGE
+    assert said in capsys.readouterr().err
+
+
 def _kill_itself(pipe: Connection) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -17,6 +17,7 @@ from dsx.planning.plan import Plan, Planner, Request
 from dsx.planning.report import tables
 from dsx.planning.time import Link
 from dsx.settings import Settings, load_settings
+from dsx.settings.dsx_block import OuterSettings
 from dsx.settings.loading import parse_settings, read_json
 from dsx.training.preflight import preflight
 
@@ -115,8 +116,34 @@ def test_what_does_not_fit_is_told_with_the_stage_and_the_ways_out(
     odd = request_.settings.model_copy(update={"train_batch_size": 7})
     with pytest.raises(PlanError, match="multiple of 16"):
         planner.plan(replace(request_, settings=odd, gpus=16))
-    with pytest.raises(PlanError, match="no round of up to 500 steps hides it"):
+    with pytest.raises(PlanError, match=r"no round of up to 500 .*find a link of a higher rate"):
         planner.plan(replace(request_, link=Link(100.0, 0.0)))
+    with pytest.raises(PlanError, match=r"no round of up to 500 .*find a link of less latency"):
+        planner.plan(replace(request_, link=Link(1e9, 1e5)))
+
+
+def test_what_an_exchange_takes_at_the_fewest_bits_is_not_that_of_the_own_codec(
+    planner: Planner, request_: Request
+) -> None:
+    dense = {"matrices": "fp16", "embeddings": "fp16"}
+    outer = OuterSettings.model_validate({"own_residual": "none", "compression": dense})
+    dsx = request_.settings.dsx.model_copy(update={"outer": outer})
+    settings = request_.settings.model_copy(update={"dsx": dsx})
+    with pytest.raises(PlanError) as refused:
+        planner.plan(replace(request_, settings=settings, link=Link(100.0, 0.0)))
+    found = re.search(r"fewest bits \(([0-9.]+) MB", str(refused.value))
+    assert found is not None
+    own = planner.plan(replace(request_, settings=settings, as_set=True)).outer.traffic.bytes
+    assert float(found[1]) * 1e6 < own / 20
+
+
+def test_the_gpu_that_is_advised_is_large_enough(planner: Planner, request_: Request) -> None:
+    with pytest.raises(PlanError) as refused:
+        planner.plan(replace(request_, gpus=2, gpu=replace(GPU, memory=1.53e9)))
+    found = re.search(r"or GPUs of ([0-9.]+ [GM]B) ", str(refused.value))
+    assert found is not None
+    memory = float(found[1].split()[0]) * (1e9 if found[1].endswith("GB") else 1e6)
+    planner.plan(replace(request_, gpus=2, gpu=replace(GPU, memory=memory)))
 
 
 def test_the_number_of_gpus_that_is_advised_fits_with_the_layout_that_is_named(
@@ -209,12 +236,18 @@ def test_a_gpu_can_be_described_in_a_file(tmp_path: Path) -> None:
     assert GPUS["a800-40g"].memory == 40 * 2**30
 
 
+NEEDED = ("--gpus-per-cluster", "2", "--gpu", "a100-80g", "--link", "1gbit")
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
         (["--gpu", "a100-80g"], "a plan needs --gpus-per-cluster, --link, too"),
         (["--stage", "3"], "--stage 3 is of --dry-run"),
         (["--from", "x.json"], "--from x.json is of --validate"),
+        (["--write", "x.json", "--validate"], "--write x.json is of a plan"),
+        ([*NEEDED, "--clusters", "1"], "a plan is of 2 to 1000 clusters"),
+        ([*NEEDED, "--clusters", "100000"], "a plan is of 2 to 1000 clusters"),
     ],
 )
 def test_arguments_that_lack_others_are_told_at_once(

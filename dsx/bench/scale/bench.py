@@ -16,7 +16,8 @@ import psutil
 
 from dsx.bench.machine import this_machine
 from dsx.bench.namespaces import SlowLink
-from dsx.bench.scale.cluster import ScaleCluster, outer_settings, run_cluster
+from dsx.bench.scale.cluster import ScaleCluster, run_cluster
+from dsx.bench.scale.settings import outer_settings
 from dsx.errors import LaunchError
 from dsx.exchange.coordinator import Coordinator
 from dsx.exchange.secret import KEY_BYTES, RunSecret

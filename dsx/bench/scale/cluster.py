@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -128,10 +127,3 @@ def own_memory() -> dict[str, int]:
         if key in wanted:
             found[wanted[key]] += 1024 * int(value.split()[0])
     return found
-
-
-def outer_settings(given: Mapping[str, Any], clusters: int) -> OuterSettings:
-    """Settings of an engine that exchanges after every step, and waits for it."""
-    return OuterSettings.model_validate(
-        {**given, "local_steps": 1, "delay": 0, "start_clusters": clusters, "adapt": {}}
-    )

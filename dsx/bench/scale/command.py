@@ -1,13 +1,13 @@
 """The arguments of `dsx bench scale`, and what it prints."""
 
 import argparse
-import json
 import os
 from typing import Any
 
 from rich.table import Table
 
 from dsx.bench.printing import show, take_network_rights, tell
+from dsx.bench.scale.settings import outer_settings, read_outer
 from dsx.errors import SettingsError
 from dsx.settings.units import read_count, read_rate
 from dsx.tracking.text import bytes_text, seconds_text
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="measured (default: 3)")
     parser.add_argument(
         "--outer",
-        type=json.loads,
+        type=read_outer,
         default={},
         metavar="JSON",
         help="keys of dsx.outer other than the defaults, as "
@@ -49,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not all(2 <= count <= _MOST for count in counts):
         raise SettingsError(f"--clusters {arguments.clusters}: give numbers from 2 to {_MOST}")
     rate = None if arguments.rate == "none" else read_rate(arguments.rate, "--rate")
+    for count in counts:
+        outer_settings(arguments.outer, count)
     take_network_rights()
     # Before torch is imported; it warns of each connection that no address there has a name.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
