@@ -52,9 +52,15 @@ def cluster_name(text: str) -> str:
     return text
 
 
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; give a path")
+    return Path(text)
+
+
 def existing_folder(text: str) -> Path:
     """An argument's value as a folder that is there."""
-    path = Path(text)
+    path = _path(text)
     if not path.is_dir():
         what = "is a file" if path.exists() else f"is not there, seen from {Path.cwd()}"
         raise argparse.ArgumentTypeError(f"is {text}, which {what}; give a folder")
@@ -63,7 +69,7 @@ def existing_folder(text: str) -> Path:
 
 def output_file(text: str) -> Path:
     """An argument's value as a file to write. Folders that it lies in are made with it."""
-    path = Path(text)
+    path = _path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(
             f"is {text}, which is a folder; give the name of a file, in it or elsewhere"
@@ -85,7 +91,7 @@ def picture_file(text: str) -> Path:
 
 def output_folder(text: str) -> Path:
     """An argument's value as a folder to write. Folders that it lies in are made with it."""
-    path = Path(text)
+    path = _path(text)
     if path.exists() and not path.is_dir():
         raise argparse.ArgumentTypeError(f"is {text}, which is a file; give a folder")
     _require_place(path)

@@ -15,6 +15,8 @@ from dsx.settings.dsx_block import OuterSettings
 _FRACTIONS = (0.1, 0.075, 0.05, 0.03, 0.01)
 _SHORT_ROUND, _SHORTEST_ROUND, _LONGEST_ROUND = 10, 4, 500
 """Of an early average, of one that comes a round late (docs/quality.md), and of either."""
+_LATE_MOMENTUM = {"momentum": 0.5, "momentum_warmup_steps": 0}
+"""Of one that comes a round late, as measured there."""
 
 CODEC_BYTES_PER_SECOND = {"topk": 0.35e9, "lowrank": 0.3e9}
 """fp32 bytes that a rank's one thread encodes a second (docs/measurements.md); others: 1e9."""
@@ -109,5 +111,5 @@ def candidates(
     whole = shortest_round(exchange, step, _SHORTEST_ROUND, 1.0)
     if whole <= _LONGEST_ROUND:
         yield outer.model_copy(
-            update={**changes, "local_steps": whole, "delay": "round", "momentum": 0.5}
+            update={**changes, "local_steps": whole, "delay": "round", **_LATE_MOMENTUM}
         )

@@ -34,7 +34,8 @@ KEY is a dotted path; VALUE is read as JSON where it is JSON, else as text.
 
 Nothing is guessed: a key that nobody knows, a key written twice, a number in quotes, a value
 outside its limits and settings that don't fit together are refused before anything starts, each
-with the key, the limit and the way out. All problems of a file are listed at once.
+with the key, the limit and the way out. All problems of a file are listed at once; those that lie
+between two keys, when each key by itself is right.
 
 Relative paths start at the folder in which the command runs. **required** marks keys without a
 default."""

@@ -20,6 +20,7 @@ from dsx.exchange.address import read_coordinator
 from dsx.exchange.secret import RunSecret, require_secret
 from dsx.settings import Settings
 from dsx.settings.dsx_block import TrainTokenizer
+from dsx.tracking.text import count_text
 from dsx.training.meeting import wait_for
 
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets", "torchft", "cryptography", "wandb")
@@ -213,10 +214,19 @@ def _what(words: list[str]) -> str:
 
 def _data(settings: Settings) -> Iterator[Row]:
     # It imports transformers, for which a look at the machine alone need not wait.
-    from dsx.training.preflight import require_writable
+    from dsx.training.preflight import plan_model, require_writable
 
     dsx = settings.dsx
     yield Row("settings", f"{dsx.name}: sound")
+
+    def model() -> str:
+        plan, stages = plan_model(settings)
+        return (
+            f"{count_text(plan.parameter_counts().total)} parameters, {plan.layer_count} layers "
+            f"in {len(stages)} stages"
+        )
+
+    yield _guarded("model", model)
     cache = Path(dsx.data.cache_dir)
 
     def corpus() -> str:

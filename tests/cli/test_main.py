@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import shlex
 import socket
 import subprocess
 import sys
@@ -121,6 +122,8 @@ SIMULATE = "simulate --deepspeed_config settings.json --clusters 2"
     ("words", "said"),
     [
         ("report --run folder --output folder", "is folder, which is a folder"),
+        ("report --run folder --output ''", "--output: is empty; give a path"),
+        ("export --run folder --output ''", "--output: is empty; give a path"),
         ("secret new folder", "is folder, which is a folder"),
         (f"{PLAN} --write folder", "is folder, which is a folder"),
         (f"{PLAN} --figure file/x.svg", "is file/x.svg, but TMP/file is a file"),
@@ -147,7 +150,7 @@ def test_an_output_that_can_not_be_is_told_before_the_work(
     (tmp_path / "folder").mkdir()
 
     with pytest.raises(SystemExit) as end:
-        main.main(words.split())
+        main.main(shlex.split(words))
     assert end.value.code == 2
     assert said.replace("TMP", str(tmp_path)) in capsys.readouterr().err
 

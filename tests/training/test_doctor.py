@@ -47,6 +47,7 @@ def test_a_sound_machine_is_told_as_one(
     assert "readable by its owner alone" in row(rows, "run secret")["found"]
     assert row(rows, "corpus")["found"].startswith("python-stdlib, ")
     assert row(rows, "settings")["found"] == "quickstart: sound"
+    assert row(rows, "model")["found"] == "3.34 M parameters, 4 layers in 2 stages"
     assert {"torch", "deepspeed", "deepspeed command", "GPUs", "wandb mode"} <= {
         row["check"] for row in rows
     }
@@ -83,6 +84,13 @@ def test_settings_that_are_wrong_are_a_row_beside_the_others(
     assert code == 2
     assert "did you mean dsx.outer.delay" in row(rows, "settings")["found"]
     assert "deepspeed command" in {row["check"] for row in rows}
+
+
+def test_a_model_that_can_not_be_split_as_set_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--deepspeed_config", "configs/quickstart.json", "--set", "dsx.pipeline.stages=9"]
+    code, rows = doctor(capsys, *words)
+    assert code == 1
+    assert "9 pipeline stages can't share 4 layers" in row(rows, "model")["found"]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:29510", "http://203.0.113.5:29510"])
