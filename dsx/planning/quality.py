@@ -51,7 +51,6 @@ ROWS = (
     Measured(-0.13, 20, 4, "topk 0.1 sign", 1500, own_residual="none"),
     Measured(0.78, 20, 4, "int4", 1500, own_residual="none"),
     Measured(0.70, 22, 4, "int4", 1500),
-    Measured(0.82, 4, 4, "topk 0.075 sign", 1500),
     Measured(0.61, 6, 6, "sign", 1500, own_residual="none"),
     Measured(-11.5, 20, 20, "int4", 1500, own_share="none", own_residual="none"),
 )
