@@ -18,7 +18,7 @@ _SHORT_ROUND, _SHORTEST_ROUND, _LONGEST_ROUND = 10, 4, 500
 _LATE_MOMENTUM = {"momentum": 0.5, "momentum_warmup_steps": 0}
 """Of one that comes a round late, as measured there."""
 
-CODEC_BYTES_PER_SECOND = {"topk": 0.35e9, "lowrank": 0.3e9}
+CODEC_BYTES_PER_SECOND = {"topk": 0.22e9, "lowrank": 0.3e9}
 """fp32 bytes that a rank's one thread encodes a second (docs/measurements.md); others: 1e9."""
 HOST_BYTES_PER_SECOND = 8e9
 """Of a rank's fp32 tensors read or written by its host."""
