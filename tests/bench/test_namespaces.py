@@ -154,3 +154,15 @@ def test_more_clusters_than_the_kernel_has_room_for_are_refused_with_the_way_out
     needed = 2 * (clusters + 1) ** 2
     assert f"need {needed} neighbours, and {kernel_owned} is {limit}" in str(refusal.value)
     assert f"gc_thresh3={needed}" in str(refusal.value)
+
+
+def test_a_kernel_limit_that_can_not_be_raised_is_told_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A number of the kernel's that not even root may write.
+    fixed = Path("/proc/sys/kernel/random/entropy_avail")
+    monkeypatch.setattr(namespaces, "_NEIGHBOURS", fixed)
+    known = int(fixed.read_text())
+    with pytest.raises(LaunchError, match=f"{known + 100_000} neighbours.*gc_thresh3=.*fewer"):
+        namespaces._allow_neighbours(known + 100_000)
+    namespaces._allow_neighbours(known // 2)
